@@ -1,0 +1,43 @@
+"""Hornito: runs decoder LLMs on any Vulkan GPU, from one compiled file, in pure Python.
+
+    import hornito
+    llm = hornito.load("model.vxm")
+    print(llm.generate("Hello", max_tokens=32).text)
+
+Names are imported when first used, so that `import hornito` stays cheap and touches no GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hornito.api import LLM as LLM
+    from hornito.api import load as load
+    from hornito.compiler import compile_source as compile_source
+    from hornito.errors import HornitoError as HornitoError
+
+__version__ = "0.1.0.dev0"
+
+_LAZY = {
+    "LLM": "hornito.api",
+    "load": "hornito.api",
+    "compile_source": "hornito.compiler",
+    "HornitoError": "hornito.errors",
+}
+
+__all__ = ["LLM", "HornitoError", "compile_source", "load", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module 'hornito' has no attribute {name!r}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

@@ -1,0 +1,94 @@
+"""Shared by all tests: validation layer on, kernels up to date, devices named in the header."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def validation_layer_installed() -> bool:
+    """Whether the loader would find the Khronos validation layer."""
+    folders = [Path(p) for p in os.environ.get("VK_LAYER_PATH", "").split(os.pathsep) if p]
+    folders += [Path(p) for p in os.environ.get("VK_ADD_LAYER_PATH", "").split(os.pathsep) if p]
+    shares = os.environ.get("XDG_DATA_DIRS", "/usr/local/share:/usr/share").split(os.pathsep)
+    shares += ["/etc", str(Path.home() / ".local" / "share")]
+    folders += [Path(share) / "vulkan" / "explicit_layer.d" for share in shares]
+    return any((folder / "VkLayer_khronos_validation.json").is_file() for folder in folders)
+
+
+@cache
+def kernel_tool() -> ModuleType:
+    """tools/build_kernels.py as a module."""
+    spec = importlib.util.spec_from_file_location(
+        "hornito_build_kernels", ROOT / "tools" / "build_kernels.py"
+    )
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def device_lines() -> tuple[tuple[str, ...], str]:
+    """Usable devices as text, and the reason when there are none."""
+    from hornito.errors import HornitoError
+
+    try:
+        from hornito.vk.device import list_devices
+
+        devices = [device for device in list_devices() if device.usable]
+    except HornitoError as error:
+        return (), str(error)
+    lines = tuple(f"{d.name} ({d.kind}), {d.driver_name} {d.driver_info}" for d in devices)
+    return lines, "" if lines else "no usable Vulkan device"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if validation_layer_installed():
+        os.environ.setdefault("HORNITO_VALIDATE", "1")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    lines, reason = device_lines()
+    validate = "on" if os.environ.get("HORNITO_VALIDATE") == "1" else "off"
+    return [f"vulkan: {'; '.join(lines) or reason}", f"validation layer: {validate}"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """GPU tests get built kernels. Without a device they are skipped, or fail where one is a must
+    (HORNITO_REQUIRE_DEVICE=1, as scripts/test.sh sets it), so that nothing is skipped unseen."""
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if not gpu_items:
+        return
+    lines, reason = device_lines()
+    for item in gpu_items:
+        if lines or os.environ.get("HORNITO_REQUIRE_DEVICE") == "1":
+            item.add_marker(pytest.mark.usefixtures("kernels"))
+        else:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session")
+def kernels() -> None:
+    """Compiles kernels that changed. A failed one has no SPIR-V, so the tests that use it fail by
+    name; tests/unit/test_project_kernels.py holds the whole folder to compiling."""
+    for message in kernel_tool().build(ROOT).errors:
+        print(message, file=sys.stderr)
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """SmolLM2-135M-Instruct as GGUF, for tests marked `model`."""
+    path = os.environ.get("HORNITO_TEST_SMOLLM2")
+    if not path:
+        pytest.skip("HORNITO_TEST_SMOLLM2 is not set (scripts/test.sh fetches the file)")
+    return Path(path)
