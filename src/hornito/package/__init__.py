@@ -1,0 +1,16 @@
+"""The `.vxm` package: a safetensors file that holds a compiled model (docs/format.md)."""
+
+from __future__ import annotations
+
+from hornito.package.format import FORMAT_VERSION, Manifest, TensorInfo
+from hornito.package.reader import Package, open_package
+from hornito.package.writer import write_package
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Manifest",
+    "Package",
+    "TensorInfo",
+    "open_package",
+    "write_package",
+]

@@ -1,0 +1,215 @@
+"""Writes a `.vxm` package in one pass over the weights, with bounded memory, all or nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+import hornito
+from hornito.errors import HornitoError, PackageError
+from hornito.package.format import (
+    ALIGNMENT,
+    BLOB_PREFIX,
+    DTYPE_BYTES,
+    FORMAT_VERSION,
+    PAD_PREFIX,
+    RANK_LIMIT,
+    ZERO_HASH,
+    Manifest,
+    encode_header,
+)
+from hornito.progress import NullProgress, Progress
+
+BytesLike = bytes | bytearray | memoryview | npt.NDArray[Any]
+TensorData = Callable[[], BytesLike | Iterable[BytesLike]]
+TensorSpec = tuple[str, str, tuple[int, ...], TensorData]
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A tensor with its place; offsets count from the start of the data."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+    data: TensorData | None  # None for padding
+
+    def entry(self) -> dict[str, Any]:
+        """The tensor's entry in the safetensors header."""
+        offsets = [self.begin, self.end]
+        return {"dtype": self.dtype, "shape": list(self.shape), "data_offsets": offsets}
+
+
+def write_package(
+    path: str | os.PathLike[str],
+    graph_json: dict[str, Any],
+    facts: dict[str, Any],
+    tensors: Iterable[TensorSpec],
+    blobs: Mapping[str, BytesLike],
+    generation: dict[str, Any],
+    quant: dict[str, Any],
+    support: dict[str, Any],
+    source: dict[str, Any],
+    progress: Progress | None = None,
+) -> int:
+    """Writes a package and returns its size in bytes.
+
+    The file appears under its name only when it is complete and on disk; on any failure nothing is
+    left, and a package that was there before stays.
+
+    Args:
+        path: the package's name.
+        graph_json: `Graph.to_json()`.
+        facts, generation, quant, support, source: the manifest's fields, JSON objects.
+        tensors: (name, dtype such as 'F16', shape, data). `data` is called once, when its turn
+            comes, and returns the little-endian bytes, whole or as an iterable of pieces.
+        blobs: files to carry along, by name ('tokenizer.json').
+        progress: is told about bytes written.
+
+    Raises:
+        PackageError: a name, dtype or shape is not allowed, or data has another size than its
+            shape says.
+        HornitoError: the disk is full or the file can't be written.
+    """
+    target = Path(path)
+    placed = _place([*tensors, *(_blob(name, data) for name, data in blobs.items())])
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        hornito_version=hornito.__version__,
+        graph=graph_json,
+        facts=facts,
+        generation=generation,
+        quant=quant,
+        support=support,
+        source=source,
+        sha256={tensor.name: ZERO_HASH for tensor in placed if tensor.data is not None},
+    )
+    entries = {tensor.name: tensor.entry() for tensor in placed}
+    header = encode_header(entries, manifest)
+    total = len(header) + (placed[-1].end if placed else 0)
+    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    progress = progress or NullProgress()
+    try:
+        _check_space(target, total)
+        with open(partial, "xb") as file:
+            file.write(header)
+            progress.start(f"writing {target.name}", total)
+            progress.advance(len(header))
+            hashes = _write_tensors(file, placed, progress)
+            final = encode_header(entries, replace(manifest, sha256=hashes), data_start=len(header))
+            file.seek(0)
+            file.write(final)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, target)
+        _sync_folder(target.parent)
+    except OSError as error:
+        raise HornitoError(f"can't write {target} ({total} bytes): {error}") from error
+    finally:
+        progress.finish()
+        partial.unlink(missing_ok=True)
+    return total
+
+
+def _blob(name: str, data: BytesLike) -> TensorSpec:
+    content = _bytes(data)
+    return BLOB_PREFIX + name, "U8", (content.nbytes,), lambda: content
+
+
+def _place(tensors: list[TensorSpec]) -> list[_Placed]:
+    """Gives each tensor an aligned place, with padding tensors between, in the order given."""
+    placed: list[_Placed] = []
+    names: set[str] = set()
+    position = pads = 0
+    for name, dtype, shape, data in tensors:
+        if not name or name == "__metadata__" or name.startswith(PAD_PREFIX) or name in names:
+            raise PackageError(f"tensor name '{name}' is reserved, empty or used twice")
+        names.add(name)
+        if dtype not in DTYPE_BYTES:
+            raise PackageError(f"tensor '{name}': dtype {dtype} is none of {sorted(DTYPE_BYTES)}")
+        if len(shape) > RANK_LIMIT or any(dim < 1 for dim in shape):
+            raise PackageError(f"tensor '{name}': shape {shape} is not allowed")
+        gap = -position % ALIGNMENT
+        if gap:
+            pad = f"{PAD_PREFIX}{pads}"
+            placed.append(_Placed(pad, "U8", (gap,), position, position + gap, None))
+            pads += 1
+            position += gap
+        end = position + math.prod(shape) * DTYPE_BYTES[dtype]
+        placed.append(_Placed(name, dtype, tuple(shape), position, end, data))
+        position = end
+    return placed
+
+
+def _write_tensors(file: BinaryIO, placed: list[_Placed], progress: Progress) -> dict[str, str]:
+    """Streams all data to the file; returns the hash of each tensor that isn't padding."""
+    hashes: dict[str, str] = {}
+    for tensor in placed:
+        size = tensor.end - tensor.begin
+        if tensor.data is None:
+            file.write(bytes(size))
+            progress.advance(size)
+            continue
+        digest = hashlib.sha256()
+        written = 0
+        for piece in _pieces(tensor.data()):
+            written += piece.nbytes
+            if written > size:
+                break
+            digest.update(piece)
+            file.write(piece)
+            progress.advance(piece.nbytes)
+        if written != size:
+            count = f"over {size}" if written > size else str(written)
+            raise PackageError(
+                f"tensor '{tensor.name}': {count} bytes of data, but {tensor.dtype}"
+                f" {list(tensor.shape)} takes {size}"
+            )
+        hashes[tensor.name] = digest.hexdigest()
+    return hashes
+
+
+def _pieces(data: BytesLike | Iterable[BytesLike]) -> Iterator[memoryview]:
+    if isinstance(data, bytes | bytearray | memoryview | np.ndarray):
+        yield _bytes(data)
+        return
+    for piece in data:
+        yield _bytes(piece)
+
+
+def _bytes(data: BytesLike) -> memoryview:
+    if isinstance(data, np.ndarray):
+        return np.ascontiguousarray(data).data.cast("B")
+    return memoryview(data).cast("B")
+
+
+def _check_space(target: Path, total: int) -> None:
+    free = shutil.disk_usage(target.parent).free
+    if free < total:
+        raise HornitoError(
+            f"can't write {target}: it takes {total / 1e6:.1f} MB and {target.parent.resolve()}"
+            f" has {free / 1e6:.1f} MB free"
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the new name durable; only POSIX systems let a folder be synced."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
