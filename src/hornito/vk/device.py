@@ -1,0 +1,555 @@
+"""The device: everything that Hornito asks of Vulkan goes through here."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hornito.errors import (
+    DeviceLostError,
+    DeviceMemoryError,
+    NoDeviceError,
+    SessionError,
+    UsageError,
+    VulkanError,
+)
+from hornito.vk import api, transfer
+from hornito.vk.caps import Caps
+from hornito.vk.instance import (
+    Instance,
+    acquire_instance,
+    names_array,
+    release_instance,
+    result_text,
+)
+from hornito.vk.memory import Arena, Buffer, MemoryKind, memory_table
+from hornito.vk.pipeline import Pipeline, PipelineStore
+from hornito.vk.probe import DeviceInfo, Probe, enabled_features, probe
+from hornito.vk.quirks import apply_quirks, quirks_for
+from hornito.vk.record import Recorder
+from hornito.vk.select import choose_device, device_rank
+
+__all__ = ["Arena", "Buffer", "Device", "DeviceInfo", "list_devices", "open_device"]
+
+logger = logging.getLogger("hornito")
+
+# One wait in the driver lasts at most this long, so that Ctrl-C is answered.
+_WAIT_SLICE_NS = 250_000_000
+_OUT_OF_MEMORY = (api.VK_ERROR_OUT_OF_DEVICE_MEMORY, api.VK_ERROR_OUT_OF_HOST_MEMORY)
+
+
+def _validation_wanted() -> bool:
+    return os.environ.get("HORNITO_VALIDATE", "") == "1"
+
+
+def _probes(instance: Instance) -> list[Probe]:
+    """Every physical device, sorted; raises NoDeviceError when there is none."""
+    found = [probe(instance, h, i) for i, h in enumerate(instance.physical_devices())]
+    if not found:
+        raise NoDeviceError(
+            "no Vulkan driver found a device; install a driver for your GPU, or the software "
+            "device: apt-get install mesa-vulkan-drivers"
+        )
+    found.sort(key=lambda entry: device_rank(entry.info))  # stable
+    return [
+        replace(entry, info=replace(entry.info, index=index)) for index, entry in enumerate(found)
+    ]
+
+
+def list_devices() -> list[DeviceInfo]:
+    """Every Vulkan device, best first: discrete, integrated, virtual, other, software.
+
+    Devices that Hornito can't run on are listed with `usable` False and the reason.
+
+    Raises:
+        NoDeviceError: no loader, no driver or no device.
+    """
+    instance = acquire_instance(_validation_wanted())
+    try:
+        return [entry.info for entry in _probes(instance)]
+    finally:
+        release_instance(instance)
+
+
+def open_device(selector: str | int | None = None, *, validate: bool | None = None) -> Device:
+    """Open a device.
+
+    Args:
+        selector: index in `list_devices()`, part of a name, a vendor (amd, intel, nvidia,
+            qualcomm, arm, mesa, ...), 'pci:0000:01:00.0', a UUID in hex, or 'software' (also
+            'cpu'). None takes $HORNITO_DEVICE, else the best usable device; a software device only
+            when there is no other, with a warning.
+        validate: run under the Khronos validation layer, whose messages are raised as VulkanError
+            by the next call; None takes $HORNITO_VALIDATE == '1'.
+
+    Raises:
+        NoDeviceError: no loader, driver or usable device, no match, or an ambiguous selector.
+        UsageError: validation is wanted and the layer is not installed.
+    """
+    if selector is None:
+        selector = os.environ.get("HORNITO_DEVICE") or None
+    instance = acquire_instance(_validation_wanted() if validate is None else validate)
+    try:
+        probes = _probes(instance)
+        chosen = choose_device([entry.info for entry in probes], selector)
+        if selector is None and chosen.kind == "software":
+            logger.warning(
+                "no GPU found: running on the software device %s, which is slow "
+                "(HORNITO_DEVICE=software silences this)",
+                chosen.name,
+            )
+        return Device(instance, probes[chosen.index])
+    except BaseException:
+        release_instance(instance)
+        raise
+
+
+class Device:
+    """An open device with one compute queue; a context manager.
+
+    Calls may come from several threads (submission is serialised); one Recorder belongs to one
+    thread at a time. After a device loss every call raises DeviceLostError; `close` still works.
+
+    Attributes:
+        info: what the device is.
+        caps: what it can do, after quirks.
+        quirks: the rows of the quirk table that apply.
+        allocated_bytes: device and host memory that its buffers hold.
+    """
+
+    def __init__(self, instance: Instance, found: Probe) -> None:
+        """Use `open_device`. Takes over the caller's reference to the instance."""
+        self.info = found.info
+        self.quirks = quirks_for(found.info)
+        self.caps = apply_quirks(Caps.parse(found.record), self.quirks)
+        self.memory_table = memory_table(found.memory, self.caps.unified_memory)
+        self.queue_family = found.queue_family
+        self.allocated_bytes = 0
+        self._instance = instance
+        self._physical = found.handle
+        self._closed = False
+        self._lost = False
+        self._injected = 0
+        self._lock = threading.Lock()
+        self._buffers: dict[int, Buffer] = {}
+        self._recorders: dict[int, Recorder] = {}
+        self._ticket = 0
+        self._completed = 0
+        self.handle = self._create(found)
+        self.vk = api.DeviceFunctions(instance.vk, self.handle)
+        self._name = self.vk.vkSetDebugUtilsObjectNameEXT if instance.validate else None
+        self._queue = ctypes.c_void_p()
+        self.vk.vkGetDeviceQueue(self.handle, self.queue_family, 0, ctypes.byref(self._queue))
+        self._semaphore = self._create_semaphore()
+        self._pipelines = PipelineStore(self, bytes(found.record["pipelineCacheUUID"]))
+
+    def _create(self, found: Probe) -> Any:
+        features, extensions = enabled_features(found.record)
+        priority = ctypes.c_float(1.0)
+        queue = api.VkDeviceQueueCreateInfo()
+        queue.queueFamilyIndex = found.queue_family
+        queue.queueCount = 1
+        queue.pQueuePriorities = ctypes.pointer(priority)
+        info = api.VkDeviceCreateInfo()
+        info.pNext = ctypes.addressof(features)
+        info.queueCreateInfoCount = 1
+        info.pQueueCreateInfos = ctypes.pointer(queue)
+        info.enabledExtensionCount = len(extensions)
+        info.ppEnabledExtensionNames = names_array(extensions)
+        handle = ctypes.c_void_p()
+        code = self._instance.vk.vkCreateDevice(
+            found.handle, ctypes.byref(info), None, ctypes.byref(handle)
+        )
+        if code != 0:
+            raise VulkanError(f"{found.info.name} can't be opened: {result_text(code)}", code=code)
+        return handle
+
+    def _create_semaphore(self) -> int:
+        kind = api.VkSemaphoreTypeCreateInfo()
+        kind.semaphoreType = api.VK_SEMAPHORE_TYPE_TIMELINE
+        info = api.VkSemaphoreCreateInfo()
+        info.pNext = ctypes.addressof(kind)
+        semaphore = ctypes.c_uint64()
+        code = self.vk.vkCreateSemaphore(
+            self.handle, ctypes.byref(info), None, ctypes.byref(semaphore)
+        )
+        self.check(code, "vkCreateSemaphore")
+        return semaphore.value
+
+    # ---- errors ------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        """Refuse work on a closed or lost device, and raise what validation reported."""
+        if self._closed:
+            raise SessionError(f"device {self.info.name} was closed")
+        if self._lost:
+            raise DeviceLostError(
+                f"device {self.info.name} was lost; open it again", code=api.VK_ERROR_DEVICE_LOST
+            )
+        self._raise_validation()
+
+    def _raise_validation(self) -> None:
+        if self._instance.log is not None:
+            self._instance.log.raise_pending()
+
+    def note_result(self, code: int) -> None:
+        """Mark the device lost and raise when a result says so."""
+        if code == api.VK_ERROR_DEVICE_LOST:
+            self._lost = True
+            raise DeviceLostError(
+                f"device {self.info.name} was lost (driver reset or watchdog); open it again",
+                code=code,
+            )
+
+    def check(self, code: int, what: str) -> None:
+        """Raise VulkanError (or DeviceLostError) when a call failed or validation objected."""
+        if code < 0:
+            self.note_result(code)
+            raise VulkanError(f"{what} failed on {self.info.name}: {result_text(code)}", code=code)
+        self._raise_validation()
+
+    def check_memory(self, code: int, what: str, size: int, label: str) -> None:
+        """Like `check`, with DeviceMemoryError for the out-of-memory codes."""
+        if code in _OUT_OF_MEMORY:
+            available, total = self.heap_budget()
+            raise DeviceMemoryError(
+                self._memory_message(size, label, available, total),
+                needed=size,
+                available=available,
+            )
+        self.check(code, what)
+
+    def _memory_message(self, size: int, label: str, available: int, total: int) -> str:
+        return (
+            f"{self.info.name} has no memory for {label}: {size:,} bytes needed, {available:,} of "
+            f"{total:,} bytes available; use a smaller context, smaller weights or another device"
+        )
+
+    def _inject_device_lost(self) -> None:
+        """Test hook: the next submit, wait or completed() sees VK_ERROR_DEVICE_LOST."""
+        self._injected = api.VK_ERROR_DEVICE_LOST
+
+    def _inject_pipeline_failure(self, name: str) -> None:
+        """Test hook: compiling a pipeline of this name fails from now on."""
+        self._pipelines.failing.add(name)
+
+    def name_object(self, kind: int, handle: int, name: str) -> None:
+        """Give an object a name in validation messages (only under validation)."""
+        if self._name is None:
+            return
+        info = api.VkDebugUtilsObjectNameInfoEXT()
+        info.objectType = kind
+        info.objectHandle = handle
+        info.pObjectName = name.encode()
+        self._name(self.handle, ctypes.byref(info))
+
+    # ---- memory ------------------------------------------------------------------------------
+
+    def allocate(self, size: int, kind: MemoryKind, label: str) -> Buffer:
+        """A buffer of `size` bytes, not initialised.
+
+        Args:
+            kind: 'device' (device local), 'host' (for reading back), 'upload' (for writing).
+            label: adds up in `memory_report`.
+
+        Raises:
+            DeviceMemoryError: more than one allocation may hold, or more than is free.
+        """
+        self._enter()
+        if size <= 0:
+            raise UsageError(f"buffer {label!r} of {size} bytes")
+        limit = self.caps.max_allocation_bytes
+        if size > limit:
+            raise DeviceMemoryError(
+                f"{label}: {size:,} bytes exceed the {limit:,} that {self.info.name} allows in one "
+                "allocation",
+                needed=size,
+                available=limit,
+            )
+        if kind == "device":
+            available, total = self.heap_budget()
+            if size > available:
+                raise DeviceMemoryError(
+                    self._memory_message(size, label, available, total),
+                    needed=size,
+                    available=available,
+                )
+        buffer = Buffer(self, size, kind, label)
+        with self._lock:
+            self._buffers[buffer.handle] = buffer
+            self.allocated_bytes += buffer.allocated
+        return buffer
+
+    def forget_buffer(self, buffer: Buffer) -> None:
+        """Called by `Buffer.free`."""
+        with self._lock:
+            del self._buffers[buffer.handle]
+            self.allocated_bytes -= buffer.allocated
+
+    def memory_report(self) -> dict[str, int]:
+        """Bytes held by label, largest first."""
+        totals: dict[str, int] = {}
+        with self._lock:
+            for buffer in self._buffers.values():
+                totals[buffer.label] = totals.get(buffer.label, 0) + buffer.allocated
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
+    def heap_budget(self) -> tuple[int, int]:
+        """(available, total) bytes of the heap that 'device' buffers come from.
+
+        With VK_EXT_memory_budget other programs count; without it only this device's buffers do.
+        """
+        heap = self.memory_table.device_heap()
+        total = self.memory_table.heap_sizes[heap]
+        if not self.caps.has_memory_budget:
+            return max(total - self.allocated_bytes, 0), total
+        properties = api.VkPhysicalDeviceMemoryProperties2()
+        budget = api.VkPhysicalDeviceMemoryBudgetPropertiesEXT()
+        properties.pNext = ctypes.addressof(budget)
+        self._instance.vk.vkGetPhysicalDeviceMemoryProperties2(
+            self._physical, ctypes.byref(properties)
+        )
+        return max(int(budget.heapBudget[heap]) - int(budget.heapUsage[heap]), 0), total
+
+    def upload(
+        self,
+        pairs: Iterable[tuple[Buffer, int, Any]],
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Copy host data into buffers: (buffer, byte offset, contiguous array or bytes-like).
+
+        Memory that the host can see is written directly; the rest goes through at most 64 MiB of
+        staging memory, so any amount of lazily produced data takes constant host memory. All data
+        has arrived when this returns. `progress` gets the bytes of each step.
+        """
+        self._enter()
+        transfer.upload(self, pairs, progress)
+
+    def download(self, buffer: Buffer, offset: int, size: int) -> bytes:
+        """Bytes of a buffer, after all work that was submitted."""
+        self._enter()
+        return transfer.download(self, buffer, offset, size)
+
+    # ---- pipelines ---------------------------------------------------------------------------
+
+    def pipeline(
+        self,
+        spirv: bytes,
+        *,
+        name: str,
+        spec: Mapping[int, int],
+        push_size: int,
+        subgroup_size: int | None = None,
+        full_subgroups: bool = False,
+    ) -> Pipeline:
+        """A compute pipeline (entry point "main"), compiled once per setting.
+
+        Args:
+            spec: specialisation constants, id -> 32-bit value (a float's bits, a bool's 0 or 1).
+            push_size: bytes of the push-constant block; `dispatch` takes exactly as many.
+            subgroup_size: require this size; must be in the device's range.
+            full_subgroups: require full subgroups.
+
+        Raises:
+            UnsupportedError: the device does not offer what was asked for.
+            VulkanError: the driver could not compile it; the message names the kernel.
+        """
+        self._enter()
+        with self._lock:
+            pipeline = self._pipelines.get(
+                spirv, name, spec, push_size, subgroup_size, full_subgroups
+            )
+        self._raise_validation()
+        return pipeline
+
+    def save_pipeline_cache(self) -> None:
+        """Write compiled pipelines to disk, for the next start."""
+        self._enter()
+        with self._lock:
+            self._pipelines.save()
+
+    # ---- recording and submission ------------------------------------------------------------
+
+    def command_buffer(self, label: str) -> Recorder:
+        """A recording that has begun."""
+        self._enter()
+        recorder = Recorder(self, label)
+        with self._lock:
+            self._recorders[id(recorder)] = recorder
+        return recorder
+
+    def forget_recorder(self, recorder: Recorder) -> None:
+        """Called by `Recorder.free`."""
+        with self._lock:
+            del self._recorders[id(recorder)]
+
+    def create_query_pool(self, count: int) -> int:
+        """A pool of timestamp queries; the recorder that asked destroys it."""
+        info = api.VkQueryPoolCreateInfo()
+        info.queryType = api.VK_QUERY_TYPE_TIMESTAMP
+        info.queryCount = count
+        pool = ctypes.c_uint64()
+        code = self.vk.vkCreateQueryPool(self.handle, ctypes.byref(info), None, ctypes.byref(pool))
+        self.check(code, "vkCreateQueryPool")
+        return pool.value
+
+    def submit(self, recordings: Sequence[Recorder]) -> int:
+        """Run ended recordings in order, as one submission; returns a ticket for `wait`.
+
+        The same recording may appear several times and may still be running from before.
+        """
+        self._enter()
+        for recorder in recordings:
+            if not recorder.ended or recorder.freed:
+                raise SessionError(f"recording {recorder.label!r} is not ended, or was freed")
+        commands = (ctypes.c_void_p * len(recordings))(*(r.command for r in recordings))
+        semaphore = ctypes.c_uint64(self._semaphore)
+        value = ctypes.c_uint64()
+        timeline = api.VkTimelineSemaphoreSubmitInfo()
+        timeline.signalSemaphoreValueCount = 1
+        timeline.pSignalSemaphoreValues = ctypes.pointer(value)
+        info = api.VkSubmitInfo()
+        info.pNext = ctypes.addressof(timeline)
+        info.commandBufferCount = len(recordings)
+        info.pCommandBuffers = commands
+        info.signalSemaphoreCount = 1
+        info.pSignalSemaphores = ctypes.pointer(semaphore)
+        with self._lock:
+            value.value = self._ticket + 1
+            code = self._injected or self.vk.vkQueueSubmit(self._queue, 1, ctypes.byref(info), 0)
+            if code == 0:
+                self._ticket += 1
+                for recorder in recordings:
+                    recorder.last_ticket = self._ticket
+        self.check(code, "vkQueueSubmit")
+        return value.value
+
+    def completed(self) -> int:
+        """The newest ticket whose work is done."""
+        self._enter()
+        value = ctypes.c_uint64()
+        code = self._injected or self.vk.vkGetSemaphoreCounterValue(
+            self.handle, self._semaphore, ctypes.byref(value)
+        )
+        self.check(code, "vkGetSemaphoreCounterValue")
+        # A lost device may report the largest number for work that never ran.
+        self._completed = max(self._completed, min(value.value, self._ticket))
+        return self._completed
+
+    def wait(self, ticket: int, timeout_s: float | None = None) -> None:
+        """Block in the driver until a submission is done; its writes are visible to the host.
+
+        Raises:
+            DeviceLostError: the device was lost.
+            VulkanError: with code VK_TIMEOUT (2) when `timeout_s` passed.
+            SessionError: the ticket was never given out.
+        """
+        self._enter()
+        if ticket > self._ticket:
+            raise SessionError(
+                f"ticket {ticket} was never submitted (the newest is {self._ticket})"
+            )
+        if ticket <= self._completed and not self._injected:
+            return
+        semaphore = ctypes.c_uint64(self._semaphore)
+        value = ctypes.c_uint64(ticket)
+        info = api.VkSemaphoreWaitInfo()
+        info.semaphoreCount = 1
+        info.pSemaphores = ctypes.pointer(semaphore)
+        info.pValues = ctypes.pointer(value)
+        deadline = None if timeout_s is None else time.monotonic_ns() + int(timeout_s * 1e9)
+        while True:
+            left = _WAIT_SLICE_NS
+            if deadline is not None:
+                left = max(min(left, deadline - time.monotonic_ns()), 0)
+            code = self._injected or self.vk.vkWaitSemaphores(self.handle, ctypes.byref(info), left)
+            if code != api.VK_TIMEOUT:
+                break
+            if deadline is not None and time.monotonic_ns() >= deadline:
+                raise VulkanError(
+                    f"{self.info.name} did not finish ticket {ticket} in {timeout_s} s", code=code
+                )
+        self.check(code, "vkWaitSemaphores")
+        self._completed = max(self._completed, ticket)
+
+    def drain(self, ticket: int | None = None) -> None:
+        """Wait for a ticket (default: all work); a lost or closed device has nothing to wait for."""
+        if not self._lost and not self._closed:
+            self.wait(self._ticket if ticket is None else ticket)
+
+    def read_timestamps(self, recorder: Recorder) -> list[int]:
+        """Nanoseconds of each timestamp of a recording's last run, counted from an arbitrary start.
+
+        Waits for that run. Differences are GPU time; the counter's wrap is undone.
+        """
+        self._enter()
+        if recorder.last_ticket == 0:
+            raise SessionError(f"recording {recorder.label!r} was never submitted")
+        self.wait(recorder.last_ticket)
+        raw: list[int] = []
+        flags = api.VK_QUERY_RESULT_64_BIT | api.VK_QUERY_RESULT_WAIT_BIT
+        for pool, count in recorder.timestamp_pools():
+            values = (ctypes.c_uint64 * count)()
+            code = self.vk.vkGetQueryPoolResults(
+                self.handle, pool, 0, count, 8 * count, values, 8, flags
+            )
+            self.check(code, "vkGetQueryPoolResults")
+            raw.extend(values)
+        return unwrap_timestamps(raw, self.caps.timestamp_bits, self.caps.timestamp_period_ns)
+
+    # ---- end of life -------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Release every object in order, and the instance with its last device; twice is a no-op.
+
+        Raises:
+            VulkanError: what the validation layer still had to say.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        # Its result is of no interest: a lost device is torn down all the same.
+        self.vk.vkDeviceWaitIdle(self.handle)
+        if not self._lost:
+            self._pipelines.save()
+        for recorder in list(self._recorders.values()):
+            recorder._destroy(self)
+        for buffer in list(self._buffers.values()):
+            buffer._destroy(self)
+        self._recorders.clear()
+        self._buffers.clear()
+        self.allocated_bytes = 0
+        self._pipelines.destroy()
+        self.vk.vkDestroySemaphore(self.handle, self._semaphore, None)
+        self.vk.vkDestroyDevice(self.handle, None)
+        release_instance(self._instance)
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Device({self.info.name!r}, {self.info.kind})"
+
+
+def unwrap_timestamps(raw: Sequence[int], bits: int, period_ns: float) -> list[int]:
+    """Nanoseconds from counters of `bits` valid bits, increasing past a wrap of the counter."""
+    mask = (1 << bits) - 1
+    base = 0
+    previous = 0
+    result = []
+    for value in raw:
+        value &= mask
+        if value < previous:
+            base += mask + 1
+        previous = value
+        result.append(round((base + value) * period_ns))
+    return result

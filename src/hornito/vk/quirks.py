@@ -1,0 +1,92 @@
+"""Every driver fault that Hornito works around, in one table.
+
+Ops never test for a vendor: they read `caps.quirks` and the features that are left in `caps`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hornito.vk.caps import Caps
+from hornito.vk.probe import DeviceInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Quirk:
+    """One row: where it applies, what it switches, and why.
+
+    Attributes:
+        flag: what `apply_quirks` and the kernel choice act on.
+        vendor_id: None for every vendor.
+        driver: part of the driver's name, lower case; '' for every driver.
+        versions: first and last driver version (Vulkan packing) that it applies to, None = open.
+        link: public report.
+        reason: the fault in one line.
+    """
+
+    flag: str
+    vendor_id: int | None
+    driver: str
+    versions: tuple[int | None, int | None]
+    link: str
+    reason: str
+
+
+_ALL: tuple[int | None, int | None] = (None, None)
+
+QUIRKS: tuple[Quirk, ...] = (
+    Quirk(
+        "workgroup_rows", 0x5143, "", _ALL,
+        "https://github.com/pytorch/executorch/issues/22327",
+        "Adreno 840 computes wrong tiles with 8x8 or 4x16 workgroups; Nx1 is right",
+    ),
+    Quirk(
+        "no_coopmat", 0x1010, "", _ALL,
+        "https://github.com/ggml-org/llama.cpp/issues/28502",
+        "PowerVR returns token 0 throughout with cooperative matrices",
+    ),
+    Quirk(
+        "no_dot_product", 0x1010, "", _ALL,
+        "https://github.com/ggml-org/llama.cpp/issues/28502",
+        "PowerVR returns token 0 throughout with integer dot products",
+    ),
+)  # fmt: skip
+
+
+def quirks_for(info: DeviceInfo, table: tuple[Quirk, ...] = QUIRKS) -> tuple[Quirk, ...]:
+    """The rows that apply to a device."""
+    driver = info.driver_name.lower()
+    found = []
+    for quirk in table:
+        first, last = quirk.versions
+        if (
+            quirk.vendor_id in (None, info.vendor_id)
+            and quirk.driver in driver
+            and (first is None or info.driver_version >= first)
+            and (last is None or info.driver_version <= last)
+        ):
+            found.append(quirk)
+    return tuple(found)
+
+
+def apply_quirks(caps: Caps, quirks: tuple[Quirk, ...]) -> Caps:
+    """`caps` without the features that are known to be faulty, and with the flags noted."""
+    flags = frozenset(quirk.flag for quirk in quirks)
+    if caps.subgroup_size < 2:
+        flags |= {"no_subgroups"}
+    caps = replace(caps, quirks=flags)
+    if "no_coopmat" in flags:
+        caps = replace(caps, coopmat=())
+    if "no_dot_product" in flags:
+        caps = replace(caps, has_dot_product=False)
+    if "no_float16" in flags:
+        caps = replace(caps, has_float16=False)
+    if "no_subgroups" in flags:
+        caps = replace(
+            caps,
+            subgroup_ops=frozenset(),
+            subgroup_in_compute=False,
+            has_subgroup_size_control=False,
+            has_full_subgroups=False,
+        )
+    return caps
