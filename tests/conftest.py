@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tree import ROOT, kernel_tool
 
 
 def validation_layer_installed() -> bool:
@@ -22,19 +20,6 @@ def validation_layer_installed() -> bool:
     shares += ["/etc", str(Path.home() / ".local" / "share")]
     folders += [Path(share) / "vulkan" / "explicit_layer.d" for share in shares]
     return any((folder / "VkLayer_khronos_validation.json").is_file() for folder in folders)
-
-
-@cache
-def kernel_tool() -> ModuleType:
-    """tools/build_kernels.py as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "hornito_build_kernels", ROOT / "tools" / "build_kernels.py"
-    )
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 @cache

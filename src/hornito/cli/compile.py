@@ -1,0 +1,54 @@
+"""`hornito compile SRC OUT.vxm`: a model becomes one file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from hornito.cli.options import WEIGHTS, add_json, add_option, one_of
+from hornito.cli.output import megabytes, print_json
+from hornito.progress import TerminalProgress
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's command line."""
+    parser.add_argument("source", metavar="SRC", help="GGUF file or Hugging Face directory")
+    parser.add_argument("out", metavar="OUT.vxm", help="package to write")
+    add_option(
+        parser,
+        "--weights",
+        type=one_of(WEIGHTS),
+        default="fp16",
+        help=f"how weights are stored: {', '.join(WEIGHTS)} (default fp16)",
+        metavar="TYPE",
+    )
+    parser.add_argument(
+        "--support-report", metavar="FILE", help="also write the report as JSON to FILE"
+    )
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Compiles and prints what was covered."""
+    from hornito.compiler import compile_source
+
+    with TerminalProgress() as progress:
+        report = compile_source(
+            arguments.source, arguments.out, weights=arguments.weights, progress=progress
+        )
+    for warning in report.warnings:
+        print(f"hornito: warning: {warning}", file=sys.stderr)
+    if arguments.support_report:
+        text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
+        Path(arguments.support_report).write_text(text + "\n", encoding="utf-8")
+    if arguments.json:
+        print_json(report.to_dict())
+        return 0
+    print(f"{report.path}: {megabytes(report.bytes)} in {report.seconds:.1f} s")
+    print(
+        f"tensors: {report.tensors_used} of {report.tensors_in_file} in the file used;"
+        f" graph nodes: {report.nodes}, all with a GPU kernel"
+    )
+    return 0

@@ -1,0 +1,99 @@
+"""`hornito inspect FILE`: what a package holds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from typing import Any
+
+from hornito.cli.options import add_json
+from hornito.cli.output import megabytes, print_fields, print_json, print_table
+from hornito.package import Package, open_package
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's command line."""
+    parser.add_argument("package", metavar="FILE.vxm")
+    parser.add_argument("--tensors", action="store_true", help="list every tensor")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the package's manifest, tensors and carried files."""
+    with open_package(arguments.package) as package:
+        if arguments.json:
+            print_json(_to_dict(package))
+        else:
+            _print(package)
+            if arguments.tensors:
+                print()
+                rows = [
+                    (name, info.dtype, "x".join(map(str, info.shape)), info.offset, info.nbytes)
+                    for name, info in package.tensors.items()
+                ]
+                print_table(("tensor", "dtype", "shape", "offset", "bytes"), rows)
+    return 0
+
+
+def _operations(graph: dict[str, Any]) -> dict[str, int]:
+    """How often each op occurs in a graph, the most frequent first."""
+    nodes = graph.get("nodes")
+    if not isinstance(nodes, list):
+        return {}
+    ops = Counter(str(node.get("op")) for node in nodes if isinstance(node, dict))
+    return dict(ops.most_common())
+
+
+def _to_dict(package: Package) -> dict[str, Any]:
+    manifest = package.manifest.to_json()
+    operations = _operations(manifest.pop("graph"))
+    hashes = manifest.pop("sha256")
+    return {
+        "path": str(package.path),
+        "bytes": package.size,
+        **manifest,
+        "operations": operations,
+        "tensors": {
+            name: {
+                "dtype": info.dtype,
+                "shape": list(info.shape),
+                "offset": info.offset,
+                "bytes": info.nbytes,
+                "sha256": hashes[name],
+            }
+            for name, info in package.tensors.items()
+        },
+        "blobs": {name: info.nbytes for name, info in package.blobs.items()},
+    }
+
+
+def _print(package: Package) -> None:
+    manifest = package.manifest
+    operations = _operations(manifest.graph)
+    by_dtype = Counter(info.dtype for info in package.tensors.values())
+    weight_bytes = sum(info.nbytes for info in package.tensors.values())
+    kinds = ", ".join(f"{count} {dtype}" for dtype, count in by_dtype.most_common())
+    blobs = ", ".join(f"{name} ({megabytes(b.nbytes)})" for name, b in package.blobs.items())
+    ops = ", ".join(f"{count} {op}" for op, count in operations.items())
+    fields: list[tuple[str, object]] = [
+        ("package", f"{package.path}, {megabytes(package.size)}"),
+        ("format", f"version {manifest.format_version}, Hornito {manifest.hornito_version}"),
+        *((f"source.{name}", _text(value)) for name, value in manifest.source.items()),
+        *((name, _text(value)) for name, value in manifest.facts.items()),
+        *((f"generation.{name}", _text(value)) for name, value in manifest.generation.items()),
+        *((f"quant.{name}", _text(value)) for name, value in manifest.quant.items()),
+        ("weights", f"{len(package.tensors)} tensors ({kinds}), {megabytes(weight_bytes)}"),
+        ("files", blobs),
+        ("operations", f"{sum(operations.values())} nodes: {ops}" if ops else ""),
+    ]
+    print_fields(fields)
+
+
+def _text(value: object) -> str:
+    """A manifest value on one line; a long one is cut visibly (--json has all of it)."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if value is None:
+        return ""
+    text = text.replace("\n", "\\n")
+    return text if len(text) <= 200 else f"{text[:200]}… ({len(text)} characters)"

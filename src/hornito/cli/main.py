@@ -1,0 +1,89 @@
+"""Entry point of the `hornito` command.
+
+Only the module of the verb that was asked for is imported, so that help and errors are instant.
+Exit codes: 0 ok, 1 failed, 2 usage or unsupported, 4 no device, 5 out of device memory, 130 when
+interrupted. Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import io
+import os
+import sys
+from collections.abc import Sequence
+
+import hornito
+from hornito.cli.options import Parser
+from hornito.errors import HornitoError, UsageError
+
+VERBS = {
+    "compile": "turn a model (GGUF file, Hugging Face directory) into one .vxm file",
+    "run": "answer one prompt",
+    "inspect": "show what a package holds",
+    "verify": "check every byte of a package",
+    "devices": "list the Vulkan devices of this machine",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line (default: the process's own) and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that can't show a character gets a '?', not a traceback.
+        sys.stdout.reconfigure(errors="replace")
+    try:
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
+    except HornitoError as error:
+        return _fail(str(error), error.exit_code)
+    except BrokenPipeError:
+        # The reader of our output went away; keep the interpreter from writing to it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except OSError as error:
+        return _fail(str(error), 1)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+
+
+def _dispatch(arguments: list[str]) -> int:
+    first = arguments[0] if arguments else ""
+    if first in ("-h", "--help", "help"):
+        print(_help())
+        return 0
+    if first in ("-V", "--version"):
+        print(f"hornito {hornito.__version__}")
+        return 0
+    if first not in VERBS:
+        if not first:
+            print(_help(), file=sys.stderr)
+            return 2
+        close = difflib.get_close_matches(first, VERBS, 1)
+        hint = f"did you mean '{close[0]}'?" if close else f"verbs are {', '.join(VERBS)}"
+        raise UsageError(f"unknown verb '{first}': {hint}")
+    module = importlib.import_module(f"hornito.cli.{first}")
+    parser = Parser(prog=f"hornito {first}", description=f"{VERBS[first].capitalize()}.")
+    module.add_arguments(parser)
+    try:
+        parsed = parser.parse_args(arguments[1:])
+    except SystemExit as finished:  # only --help ends here, errors are UsageError
+        return int(finished.code or 0)
+    code: int = module.run(parsed)
+    return code
+
+
+def _help() -> str:
+    lines = ["usage: hornito VERB ...", "", "Run LLMs on any Vulkan GPU.", "", "verbs:"]
+    width = max(map(len, VERBS))
+    lines += [f"  {verb:<{width}}  {text}" for verb, text in VERBS.items()]
+    lines += ["", "`hornito VERB --help` shows a verb's options; `hornito --version` the version."]
+    return "\n".join(lines)
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"hornito: error: {message}", file=sys.stderr)
+    return code

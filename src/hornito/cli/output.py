@@ -1,0 +1,38 @@
+"""How verbs print: JSON, aligned columns, sizes and rates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+
+def print_json(data: object) -> None:
+    """One JSON object on stdout."""
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_fields(fields: Iterable[tuple[str, object]]) -> None:
+    """Aligned 'name  value' lines on stdout; empty values are left out."""
+    rows = [(name, str(value)) for name, value in fields if value not in (None, "", (), [], {})]
+    width = max((len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        print(f"{name:<{width}}  {value}")
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Left-aligned columns on stdout."""
+    cells = [list(header), *([str(value) for value in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    for row in cells:
+        print("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
+
+
+def megabytes(count: int) -> str:
+    """A byte count in MB (10^6), with kB for small ones."""
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count / 1e3:.1f} kB"
+
+
+def rate(tokens: int, seconds: float) -> str:
+    """'31 tokens in 0.80 s, 38.8 tok/s'."""
+    text = f"{tokens} token{'' if tokens == 1 else 's'} in {seconds:.2f} s"
+    return f"{text}, {tokens / seconds:.1f} tok/s" if seconds > 0 else text

@@ -1,0 +1,167 @@
+"""`hornito run` on a stand-in engine: what it asks for and what it prints where."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import hornito
+from hornito.cli.main import main
+from hornito.errors import ContextOverflowError, DeviceMemoryError, NoDeviceError
+
+
+@dataclass
+class FakeLLM:
+    """Answers ' Paris' and '.' to everything."""
+
+    has_tokenizer: bool = True
+    has_chat_template: bool = True
+    device_line: str = "test device"
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    closed: bool = False
+
+    def __enter__(self) -> FakeLLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.closed = True
+
+    def plan_summary(self) -> str:
+        return "plan: 14 dispatches a layer"
+
+    def stream(self, prompt: str | list[int], **options: Any) -> Iterator[SimpleNamespace]:
+        self.calls.append(("stream", prompt, options))
+        return self._chunks()
+
+    def stream_chat(self, messages: object, **options: Any) -> Iterator[SimpleNamespace]:
+        self.calls.append(("chat", messages, options))
+        return self._chunks()
+
+    def _chunks(self) -> Iterator[SimpleNamespace]:
+        texts = (" Paris", ".") if self.has_tokenizer else ("", "")
+        timings = SimpleNamespace(
+            prompt_tokens=31, prompt_seconds=0.5, decode_tokens=2, decode_seconds=0.25
+        )
+        yield SimpleNamespace(text=texts[0], token_ids=(7,), finish_reason=None, timings=None)
+        yield SimpleNamespace(text=texts[1], token_ids=(8, 2), finish_reason="eos", timings=timings)
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
+    fake = FakeLLM()
+
+    def load(model: str, **options: Any) -> FakeLLM:
+        options.pop("progress")
+        fake.calls.append(("load", model, options))
+        return fake
+
+    monkeypatch.setitem(vars(hornito), "load", load)
+    return fake
+
+
+GREEDY = {"max_tokens": 256, "temperature": 0.0, "stop": (), "ignore_eos": False}
+
+
+def test_text_gets_the_chat_template(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m.vxm", "Hi"]) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == (" Paris.\n", "")
+    defaults = {"device": None, "context": None, "kv": None, "weights": None}
+    assert llm.calls == [
+        ("load", "m.vxm", {**defaults, "precision": "normal"}),
+        ("chat", [{"role": "user", "content": "Hi"}], GREEDY),
+    ]
+    assert llm.closed
+
+
+def test_options_arrive(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HORNITO_DEVICE", "nvidia")
+    monkeypatch.setenv("HORNITO_KV", "fp16")
+    flags = "--raw --context 128 --precision high --kv fp32 --weights fp32 --max-tokens 3 --temp 0"
+    more = ["--stop", "a", "--stop", "b", "--ignore-eos"]
+    assert main(["run", "m.vxm", "Hi", *flags.split(), *more]) == 0
+    load, stream = llm.calls
+    assert load[2] == {
+        "device": "nvidia",
+        "context": 128,
+        "precision": "high",
+        "kv": "fp32",
+        "weights": "fp32",
+    }
+    options = {"max_tokens": 3, "temperature": 0.0, "stop": ("a", "b"), "ignore_eos": True}
+    assert stream == ("stream", "Hi", options)
+
+
+def test_without_template_the_text_is_raw(llm: FakeLLM) -> None:
+    llm.has_chat_template = False
+    assert main(["run", "m.vxm", "Hi"]) == 0
+    assert llm.calls[1][:2] == ("stream", "Hi")
+
+
+def test_stdin(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SimpleNamespace(buffer=io.BytesIO("é\n\n".encode()))
+    monkeypatch.setattr("sys.stdin", text)
+    assert main(["run", "m.vxm", "-", "--raw"]) == 0
+    assert llm.calls[1][:2] == ("stream", "é\n")
+
+
+def test_ids(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m.vxm", "--ids", "1,2,3", "--show-ids"]) == 0
+    assert llm.calls[1][:2] == ("stream", [1, 2, 3])
+    assert capsys.readouterr().out == " Paris.\n7,8,2\n"
+
+
+def test_without_tokenizer(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.has_tokenizer = llm.has_chat_template = False
+    assert main(["run", "m.vxm", "Hi"]) == 2
+    assert "m.vxm has no tokenizer: give the prompt as token ids" in capsys.readouterr().err
+    assert main(["run", "m.vxm", "--ids", "1"]) == 0
+    assert capsys.readouterr().out == "7,8,2\n"
+
+
+def test_stats_go_to_stderr(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m.vxm", "Hi", "--stats"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == " Paris.\n"
+    assert captured.err.splitlines() == [
+        "device: test device",
+        "prompt: 31 tokens in 0.50 s, 62.0 tok/s",
+        "decode: 2 tokens in 0.25 s, 8.0 tok/s (finish: eos)",
+        "plan: 14 dispatches a layer",
+    ]
+
+
+def test_json(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m.vxm", "Hi", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["text"] == " Paris." and data["token_ids"] == [7, 8, 2]
+    assert data["finish_reason"] == "eos" and data["prompt_tokens"] == 31
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NoDeviceError("no driver"), 4),
+        (DeviceMemoryError("short", needed=2, available=1), 5),
+        (ContextOverflowError("long", tokens=2, context=1), 1),
+    ],
+)
+def test_engine_errors(
+    error: Exception,
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def load(model: str, **_: Any) -> None:
+        raise error
+
+    monkeypatch.setitem(vars(hornito), "load", load)
+    assert main(["run", "m.vxm", "Hi"]) == code
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err == f"hornito: error: {error}\n"
