@@ -1,0 +1,64 @@
+"""Importers: published checkpoints as a `Source`, whatever their format. They touch no GPU."""
+
+from __future__ import annotations
+
+import os
+import pkgutil
+from collections.abc import Collection
+from pathlib import Path
+
+from hornito.errors import UnsupportedError, UsageError
+from hornito.importers.source import LazyTensor, Source
+
+__all__ = ["LazyTensor", "Source", "open_source", "supported_model_types"]
+
+_FORMATS = (
+    "a GGUF file, or a Hugging Face directory with config.json, safetensors and tokenizer.json"
+)
+
+
+def supported_model_types() -> tuple[str, ...]:
+    """Model types that Hornito can build: the modules of `hornito.models`, sorted."""
+    import hornito.models
+
+    found = pkgutil.iter_modules(hornito.models.__path__)
+    return tuple(sorted(m.name for m in found if not m.name.startswith("_")))
+
+
+def open_source(path: str | os.PathLike[str], supported: Collection[str] | None = None) -> Source:
+    """Open a checkpoint by its content; no weight is read.
+
+    Args:
+        path: a GGUF file, or a Hugging Face directory (or its config.json or weights file).
+        supported: model types to accept; all that Hornito can build when None.
+
+    Raises:
+        UsageError: there is nothing at `path`.
+        UnsupportedError: neither format, or a model that Hornito can't build.
+        FormatError: truncated or inconsistent; names the file and tensor.
+    """
+    where = Path(path)
+    accepted = supported_model_types() if supported is None else supported
+    if not where.exists():
+        raise UsageError(f"{where}: no such file or directory. Supported: {_FORMATS}")
+    if where.is_file() and where.name in ("config.json", "model.safetensors"):
+        where = where.parent
+    if where.is_dir():
+        if not (where / "config.json").exists():
+            files = sorted(p.name for p in where.glob("*.gguf"))
+            hint = f" Did you mean {where / files[0]}?" if files else ""
+            raise UnsupportedError(
+                f"{where}: a directory without config.json. Supported: {_FORMATS}.{hint}"
+            )
+        from hornito.importers.safetensors import open_directory
+
+        return open_directory(where, accepted)
+    with where.open("rb") as file:
+        magic = file.read(4)
+    if magic == b"GGUF":
+        from hornito.importers.gguf import open_gguf
+
+        return open_gguf(where, accepted)
+    raise UnsupportedError(
+        f"{where}: of no known format (it starts with {magic.hex()}). Supported: {_FORMATS}"
+    )
