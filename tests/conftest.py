@@ -37,6 +37,10 @@ def device_lines() -> tuple[tuple[str, ...], str]:
     return lines, "" if lines else "no usable Vulkan device"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--slow", action="store_true", help="also run the tests marked slow")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if validation_layer_installed():
         os.environ.setdefault("HORNITO_VALIDATE", "1")
@@ -49,15 +53,23 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """GPU tests get built kernels. Without a device they are skipped, or fail where one is a must
-    (HORNITO_REQUIRE_DEVICE=1, as scripts/test.sh sets it), so that nothing is skipped unseen."""
+    """Slow tests run on demand only (--slow, or a -m expression that names them).
+
+    GPU tests get built kernels. Without a device they are skipped, or fail where one is a must
+    (HORNITO_REQUIRE_DEVICE=1, as scripts/test.sh sets it), so that nothing is skipped unseen.
+    """
+    if not config.getoption("--slow") and "slow" not in config.getoption("markexpr"):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
     lines, reason = device_lines()
     for item in gpu_items:
         if lines or os.environ.get("HORNITO_REQUIRE_DEVICE") == "1":
-            item.add_marker(pytest.mark.usefixtures("kernels"))
+            # First in line: other fixtures of the test may load kernels already.
+            item.fixturenames.insert(0, "kernels")  # type: ignore[attr-defined]
         else:
             item.add_marker(pytest.mark.skip(reason=reason))
 
