@@ -123,12 +123,14 @@ make_venv() {
   "$python" -m venv .venv
 }
 
-# install_project [EXTRA]: an editable install in .venv, again only after pyproject.toml changed.
+# install_project [EXTRA]: an editable install in .venv, made again only after a change in what it
+# is made of: the project file, the build hook, the kernels.
 install_project() {
   local extra=${1:-} stamp
   stamp=".venv/.installed-${extra:-base}"
   .venv/bin/python -c 'import pip' 2>/dev/null || make_venv
-  if [ ! -e "$stamp" ] || [ pyproject.toml -nt "$stamp" ] || [ hatch_build.py -nt "$stamp" ]; then
+  if [ ! -e "$stamp" ] ||
+    [ -n "$(find pyproject.toml hatch_build.py tools src/hornito/kernels -newer "$stamp" -print -quit)" ]; then
     say "Installing Hornito${extra:+ with its $extra tools} (this compiles the kernels)"
     .venv/bin/python -m pip install -q --disable-pip-version-check -e ".${extra:+[$extra]}"
     touch "$stamp"
