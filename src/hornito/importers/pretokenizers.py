@@ -15,6 +15,13 @@ _LLAMA3 = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+    r"\p{N}",
+)
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
@@ -82,13 +89,20 @@ PRETOKENIZERS: dict[str, PreTokenizer] = {
     "phi-2": _plain,
     "smollm": _digits,
     "starcoder": _digits,
+    "refact": _digits,
+    "command-r": _digits,
+    "codeshell": _digits,
+    "mpt": _plain,
+    "olmo": _plain,
     "llama3": _llama3,
     "llama-v3": _llama3,
     "llama-bpe": _llama3,
     "falcon3": _llama3,
+    "pixtral": _llama3,
     "smaug-bpe": PreTokenizer(patterns=(_LLAMA3,)),
     "dbrx": PreTokenizer(patterns=(_LLAMA3,)),
     "qwen2": _qwen2,
     "deepseek-r1-qwen": _qwen2,
+    "deepseek-coder": PreTokenizer(patterns=_DEEPSEEK_CODER),
     "tekken": PreTokenizer(patterns=(_TEKKEN,), ignore_merges=True, add_bos=True),
 }

@@ -116,7 +116,7 @@ class HuggingFaceTokenizer:
         """Ids of `text`; control tokens in it are recognised only with `parse_special`."""
         with self._lock:
             self._tokenizer.encode_special_tokens = not parse_special
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_marked(self, marked: str, mark: str) -> list[int]:
         """Ids of a rendered chat in which `mark` stands inside every control token that is text.

@@ -109,8 +109,6 @@ class StreamDecoder:
         if self.stopped is not None:
             return ""
         out = self._add(self._utf8.decode(b"", final=True))
-        if self.stopped is not None:
-            return out
         rest, self._held = self._held, ""
         self.text += rest
         return out + rest

@@ -1,10 +1,10 @@
 """Chat templates, rendered as Hugging Face renders them, safe against control tokens in messages.
 
 A template's text holds control tokens (`<|im_end|>`) that must be recognised, and the messages'
-text may spell the same tokens, which must stay plain text. Where no message spells one, the rendered
-text is encoded as it is. Where one does, the template is rendered a second time with a mark (a
-Unicode non-character) inside every such spelling. If the marks are all that differs between the
-two results, they show which spellings came from messages, whatever the template trimmed, moved or
+text may spell the same tokens, which must stay plain text. Where no message spells one, the
+rendered text is encoded as it is. Where one does, the template is rendered a second time with a
+mark (a Unicode non-character) inside every such spelling. If the marks are all that differs
+between the two results, they show which spellings came from messages, whatever the template trimmed, moved or
 repeated. If anything else differs, the template looked into the spelling itself, the two can't be
 told apart, and the chat is refused.
 """
@@ -66,7 +66,7 @@ def _environment() -> jinja2.Environment:
     class Generation(jinja2.ext.Extension):
         """`{% generation %}`: marks the assistant's part for training; here its content only."""
 
-        tags = {"generation"}
+        tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 
         def parse(self, parser: Parser) -> nodes.Node:
             line = next(parser.stream).lineno
