@@ -19,80 +19,150 @@ from vulkan_object import get_vulkan_object
 
 OUTPUT = Path(__file__).resolve().parent.parent / "src" / "hornito" / "vk" / "api.py"
 
-GLOBAL_COMMANDS = """
-vkEnumerateInstanceVersion vkEnumerateInstanceExtensionProperties
-vkEnumerateInstanceLayerProperties vkCreateInstance
-""".split()
+GLOBAL_COMMANDS = (
+    "vkEnumerateInstanceVersion",
+    "vkEnumerateInstanceExtensionProperties",
+    "vkEnumerateInstanceLayerProperties",
+    "vkCreateInstance",
+)
 
-INSTANCE_COMMANDS = """
-vkDestroyInstance vkEnumeratePhysicalDevices vkGetPhysicalDeviceProperties
-vkGetPhysicalDeviceProperties2 vkGetPhysicalDeviceFeatures2 vkGetPhysicalDeviceMemoryProperties2
-vkGetPhysicalDeviceQueueFamilyProperties2 vkEnumerateDeviceExtensionProperties vkCreateDevice
-vkGetDeviceProcAddr vkCreateDebugUtilsMessengerEXT vkDestroyDebugUtilsMessengerEXT
-vkSubmitDebugUtilsMessageEXT vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR
-""".split()
+INSTANCE_COMMANDS = (
+    "vkDestroyInstance",
+    "vkEnumeratePhysicalDevices",
+    "vkGetPhysicalDeviceProperties",
+    "vkGetPhysicalDeviceProperties2",
+    "vkGetPhysicalDeviceFeatures2",
+    "vkGetPhysicalDeviceMemoryProperties2",
+    "vkGetPhysicalDeviceQueueFamilyProperties2",
+    "vkEnumerateDeviceExtensionProperties",
+    "vkCreateDevice",
+    "vkGetDeviceProcAddr",
+    "vkCreateDebugUtilsMessengerEXT",
+    "vkDestroyDebugUtilsMessengerEXT",
+    "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR",
+)
 
-DEVICE_COMMANDS = """
-vkDestroyDevice vkDeviceWaitIdle vkGetDeviceQueue vkQueueSubmit
-vkAllocateMemory vkFreeMemory vkMapMemory vkUnmapMemory
-vkCreateBuffer vkDestroyBuffer vkGetBufferMemoryRequirements vkBindBufferMemory
-vkGetBufferDeviceAddress
-vkCreateSemaphore vkDestroySemaphore vkGetSemaphoreCounterValue vkWaitSemaphores vkSignalSemaphore
-vkCreateQueryPool vkDestroyQueryPool vkGetQueryPoolResults vkResetQueryPool
-vkCreateShaderModule vkDestroyShaderModule
-vkCreatePipelineCache vkDestroyPipelineCache vkGetPipelineCacheData
-vkCreatePipelineLayout vkDestroyPipelineLayout vkCreateComputePipelines vkDestroyPipeline
-vkCreateCommandPool vkDestroyCommandPool vkResetCommandPool
-vkAllocateCommandBuffers vkBeginCommandBuffer vkEndCommandBuffer
-vkCmdBindPipeline vkCmdPushConstants vkCmdDispatch vkCmdPipelineBarrier
-vkCmdCopyBuffer vkCmdUpdateBuffer vkCmdFillBuffer vkCmdWriteTimestamp vkCmdResetQueryPool
-vkSetDebugUtilsObjectNameEXT
-""".split()
+DEVICE_COMMANDS = (
+    "vkDestroyDevice",
+    "vkDeviceWaitIdle",
+    "vkGetDeviceQueue",
+    "vkQueueSubmit",
+    "vkAllocateMemory",
+    "vkFreeMemory",
+    "vkMapMemory",
+    "vkUnmapMemory",
+    "vkCreateBuffer",
+    "vkDestroyBuffer",
+    "vkGetBufferMemoryRequirements",
+    "vkBindBufferMemory",
+    "vkGetBufferDeviceAddress",
+    "vkCreateSemaphore",
+    "vkDestroySemaphore",
+    "vkGetSemaphoreCounterValue",
+    "vkWaitSemaphores",
+    "vkCreateQueryPool",
+    "vkDestroyQueryPool",
+    "vkGetQueryPoolResults",
+    "vkCreateShaderModule",
+    "vkDestroyShaderModule",
+    "vkCreatePipelineCache",
+    "vkDestroyPipelineCache",
+    "vkGetPipelineCacheData",
+    "vkCreatePipelineLayout",
+    "vkDestroyPipelineLayout",
+    "vkCreateComputePipelines",
+    "vkDestroyPipeline",
+    "vkCreateCommandPool",
+    "vkDestroyCommandPool",
+    "vkResetCommandPool",
+    "vkAllocateCommandBuffers",
+    "vkBeginCommandBuffer",
+    "vkEndCommandBuffer",
+    "vkCmdBindPipeline",
+    "vkCmdPushConstants",
+    "vkCmdDispatch",
+    "vkCmdPipelineBarrier",
+    "vkCmdCopyBuffer",
+    "vkCmdUpdateBuffer",
+    "vkCmdFillBuffer",
+    "vkCmdWriteTimestamp",
+    "vkCmdResetQueryPool",
+    "vkSetDebugUtilsObjectNameEXT",
+)
 
 # Commands of optional extensions or features: absent entries load as None.
-OPTIONAL_COMMANDS = """
-vkCreateDebugUtilsMessengerEXT vkDestroyDebugUtilsMessengerEXT vkSubmitDebugUtilsMessageEXT
-vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR vkSetDebugUtilsObjectNameEXT
-vkEnumerateInstanceVersion
-""".split()
+OPTIONAL_COMMANDS = (
+    "vkCreateDebugUtilsMessengerEXT",
+    "vkDestroyDebugUtilsMessengerEXT",
+    "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR",
+    "vkSetDebugUtilsObjectNameEXT",
+    "vkEnumerateInstanceVersion",
+)
 
 # Structs that no command names: they hang on pNext chains.
-CHAINED_STRUCTS = """
-VkPhysicalDeviceVulkan11Features VkPhysicalDeviceVulkan12Features VkPhysicalDeviceVulkan13Features
-VkPhysicalDeviceVulkan11Properties VkPhysicalDeviceVulkan12Properties
-VkPhysicalDeviceVulkan13Properties
-VkPhysicalDeviceMaintenance4Properties
-VkPhysicalDeviceSubgroupSizeControlFeatures VkPhysicalDeviceSubgroupSizeControlProperties
-VkPhysicalDeviceShaderIntegerDotProductFeatures
-VkPhysicalDeviceCooperativeMatrixFeaturesKHR
-VkPhysicalDeviceMemoryBudgetPropertiesEXT VkPhysicalDevicePCIBusInfoPropertiesEXT
-VkPipelineShaderStageRequiredSubgroupSizeCreateInfo
-VkSemaphoreTypeCreateInfo VkTimelineSemaphoreSubmitInfo VkMemoryAllocateFlagsInfo
-VkValidationFeaturesEXT VkPipelineCacheHeaderVersionOne
-VkDebugUtilsMessengerCallbackDataEXT
-""".split()
+CHAINED_STRUCTS = (
+    "VkPhysicalDeviceVulkan11Features",
+    "VkPhysicalDeviceVulkan12Features",
+    "VkPhysicalDeviceVulkan13Features",
+    "VkPhysicalDeviceVulkan11Properties",
+    "VkPhysicalDeviceVulkan12Properties",
+    "VkPhysicalDeviceVulkan13Properties",
+    "VkPhysicalDeviceMaintenance4Properties",
+    "VkPhysicalDeviceSubgroupSizeControlFeatures",
+    "VkPhysicalDeviceSubgroupSizeControlProperties",
+    "VkPhysicalDeviceShaderIntegerDotProductFeatures",
+    "VkPhysicalDeviceCooperativeMatrixFeaturesKHR",
+    "VkPhysicalDeviceMemoryBudgetPropertiesEXT",
+    "VkPhysicalDevicePCIBusInfoPropertiesEXT",
+    "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo",
+    "VkSemaphoreTypeCreateInfo",
+    "VkTimelineSemaphoreSubmitInfo",
+    "VkMemoryAllocateFlagsInfo",
+    "VkDebugUtilsMessengerCallbackDataEXT",
+)
 
-ENUMS = """
-VkResult VkObjectType VkPhysicalDeviceType VkMemoryPropertyFlagBits VkMemoryHeapFlagBits
-VkMemoryAllocateFlagBits VkBufferUsageFlagBits VkSharingMode VkQueueFlagBits VkSubgroupFeatureFlagBits
-VkPipelineBindPoint VkShaderStageFlagBits VkPipelineShaderStageCreateFlagBits
-VkCommandPoolCreateFlagBits VkCommandBufferLevel VkCommandBufferUsageFlagBits VkAccessFlagBits
-VkPipelineStageFlagBits VkQueryType VkQueryResultFlagBits VkSemaphoreType VkInstanceCreateFlagBits
-VkPipelineCacheHeaderVersion VkComponentTypeKHR VkScopeKHR
-VkDebugUtilsMessageSeverityFlagBitsEXT VkDebugUtilsMessageTypeFlagBitsEXT
-VkValidationFeatureEnableEXT
-""".split()
+ENUMS = (
+    "VkResult",
+    "VkObjectType",
+    "VkPhysicalDeviceType",
+    "VkMemoryPropertyFlagBits",
+    "VkMemoryHeapFlagBits",
+    "VkMemoryAllocateFlagBits",
+    "VkBufferUsageFlagBits",
+    "VkQueueFlagBits",
+    "VkSubgroupFeatureFlagBits",
+    "VkPipelineBindPoint",
+    "VkShaderStageFlagBits",
+    "VkPipelineShaderStageCreateFlagBits",
+    "VkCommandBufferLevel",
+    "VkCommandBufferUsageFlagBits",
+    "VkAccessFlagBits",
+    "VkPipelineStageFlagBits",
+    "VkQueryType",
+    "VkQueryResultFlagBits",
+    "VkSemaphoreType",
+    "VkInstanceCreateFlagBits",
+    "VkPipelineCacheHeaderVersion",
+    "VkComponentTypeKHR",
+    "VkScopeKHR",
+    "VkDebugUtilsMessageSeverityFlagBitsEXT",
+    "VkDebugUtilsMessageTypeFlagBitsEXT",
+)
 
 # Values of extensions that are wanted from the enums above (core values are always written).
-EXTENSIONS = """
-VK_EXT_debug_utils VK_EXT_validation_features VK_KHR_cooperative_matrix
-VK_KHR_portability_enumeration VK_KHR_portability_subset VK_EXT_subgroup_size_control
-VK_EXT_memory_budget VK_EXT_pci_bus_info VK_KHR_maintenance4 VK_KHR_shader_integer_dot_product
-""".split()
+EXTENSIONS = (
+    "VK_EXT_debug_utils",
+    "VK_KHR_cooperative_matrix",
+    "VK_KHR_portability_enumeration",
+    "VK_KHR_portability_subset",
+    "VK_EXT_subgroup_size_control",
+    "VK_EXT_memory_budget",
+    "VK_EXT_pci_bus_info",
+    "VK_KHR_maintenance4",
+    "VK_KHR_shader_integer_dot_product",
+)
 
-CONSTANTS = """
-VK_WHOLE_SIZE VK_QUEUE_FAMILY_IGNORED VK_MAX_MEMORY_TYPES VK_MAX_MEMORY_HEAPS VK_UUID_SIZE
-""".split()
+CONSTANTS = ("VK_WHOLE_SIZE",)
 
 # C scalar types, as the short ctypes names of the generated module.
 SCALARS = {
@@ -117,7 +187,7 @@ SCALARS = {
 }
 
 HEADER = '''\
-"""Vulkan through ctypes. GENERATED by tools/gen_vk.py from registry version {version}; do not edit."""
+"""Vulkan through ctypes. GENERATED by tools/gen_vk.py (registry {version}); do not edit."""
 # fmt: off
 # ruff: noqa
 # mypy: ignore-errors
@@ -176,7 +246,7 @@ _LIBRARIES = {
 
 
 def load_library() -> Any:
-    """Open the Vulkan loader; NoDeviceError with the command that installs it when there is none."""
+    """Open the Vulkan loader; NoDeviceError names the package when there is none."""
     names = _LIBRARIES.get(sys.platform, ("libvulkan.so.1", "libvulkan.so"))
     for name in names:
         try:
@@ -373,7 +443,7 @@ class Writer:
         for table, commands in tables:
             rows = [self.command(name) for name in commands]
             self.lines += ["", f"{table}: dict[str, Any] = {{", *rows, "}"]
-        self.lines += ["", f"_OPTIONAL = frozenset({OPTIONAL_COMMANDS!r})"]
+        self.lines += ["", f"_OPTIONAL = frozenset({list(OPTIONAL_COMMANDS)!r})"]
         self.lines += self.callback()
         return HEADER.format(version=registry.headerVersion) + "\n".join(self.lines) + FOOTER
 
@@ -382,7 +452,8 @@ class Writer:
         return [
             "",
             "DebugUtilsCallback = CFUNCTYPE(",
-            "    c_uint32, c_uint32, c_uint32, POINTER(VkDebugUtilsMessengerCallbackDataEXT), c_void_p",
+            "    c_uint32, c_uint32, c_uint32,",
+            "    POINTER(VkDebugUtilsMessengerCallbackDataEXT), c_void_p,",
             ")",
         ]
 

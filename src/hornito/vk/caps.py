@@ -187,9 +187,18 @@ def _coopmat(record: Mapping[str, Any]) -> tuple[CoopMat, ...]:
     found = []
     for m, n, k, a, b, c, result, saturating, scope in record.get("cooperativeMatrices", ()):
         if scope == api.VK_SCOPE_SUBGROUP_KHR:
-            types = [_COMPONENTS.get(kind, f"vk{kind}") for kind in (a, b, c, result)]
-            found.append(CoopMat(m, n, k, *types, saturating=bool(saturating)))
+            found.append(
+                CoopMat(
+                    *(int(m), int(n), int(k)),
+                    *(_component(a), _component(b), _component(c), _component(result)),
+                    saturating=bool(saturating),
+                )
+            )
     return tuple(found)
+
+
+def _component(kind: int) -> str:
+    return _COMPONENTS.get(kind, f"vk{kind}")
 
 
 def _triple(values: Any) -> tuple[int, int, int]:

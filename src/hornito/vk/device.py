@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,6 +44,15 @@ logger = logging.getLogger("hornito")
 # One wait in the driver lasts at most this long, so that Ctrl-C is answered.
 _WAIT_SLICE_NS = 250_000_000
 _OUT_OF_MEMORY = (api.VK_ERROR_OUT_OF_DEVICE_MEMORY, api.VK_ERROR_OUT_OF_HOST_MEMORY)
+
+# Devices that nobody closed are closed before the interpreter takes the modules apart.
+_open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open_devices() -> None:
+    for device in list(_open_devices):
+        device.close()
 
 
 def _validation_wanted() -> bool:
@@ -145,9 +156,17 @@ class Device:
         self.vk = api.DeviceFunctions(instance.vk, self.handle)
         self._name = self.vk.vkSetDebugUtilsObjectNameEXT if instance.validate else None
         self._queue = ctypes.c_void_p()
-        self.vk.vkGetDeviceQueue(self.handle, self.queue_family, 0, ctypes.byref(self._queue))
-        self._semaphore = self._create_semaphore()
-        self._pipelines = PipelineStore(self, bytes(found.record["pipelineCacheUUID"]))
+        self._semaphore = 0
+        try:
+            self.vk.vkGetDeviceQueue(self.handle, self.queue_family, 0, ctypes.byref(self._queue))
+            self._semaphore = self._create_semaphore()
+            self._pipelines = PipelineStore(self, bytes(found.record["pipelineCacheUUID"]))
+        except BaseException:
+            self._closed = True
+            self.vk.vkDestroySemaphore(self.handle, self._semaphore, None)
+            self.vk.vkDestroyDevice(self.handle, None)
+            raise
+        _open_devices.add(self)
 
     def _create(self, found: Probe) -> Any:
         features, extensions = enabled_features(found.record)
@@ -208,11 +227,14 @@ class Device:
             )
 
     def check(self, code: int, what: str) -> None:
-        """Raise VulkanError (or DeviceLostError) when a call failed or validation objected."""
+        """Raise VulkanError (or DeviceLostError) when a call failed.
+
+        Validation messages wait for the next public call: raising here would lose the handle of
+        an object that was made.
+        """
         if code < 0:
             self.note_result(code)
             raise VulkanError(f"{what} failed on {self.info.name}: {result_text(code)}", code=code)
-        self._raise_validation()
 
     def check_memory(self, code: int, what: str, size: int, label: str) -> None:
         """Like `check`, with DeviceMemoryError for the out-of-memory codes."""
@@ -325,8 +347,9 @@ class Device:
         """Copy host data into buffers: (buffer, byte offset, contiguous array or bytes-like).
 
         Memory that the host can see is written directly; the rest goes through at most 64 MiB of
-        staging memory, so any amount of lazily produced data takes constant host memory. All data
-        has arrived when this returns. `progress` gets the bytes of each step.
+        staging memory, so any amount of lazily produced data takes constant host memory. Both come
+        after all work that was submitted, and all data has arrived when this returns. `progress`
+        gets the bytes of each step.
         """
         self._enter()
         transfer.upload(self, pairs, progress)
@@ -361,18 +384,14 @@ class Device:
             VulkanError: the driver could not compile it; the message names the kernel.
         """
         self._enter()
-        with self._lock:
-            pipeline = self._pipelines.get(
-                spirv, name, spec, push_size, subgroup_size, full_subgroups
-            )
-        self._raise_validation()
+        pipeline = self._pipelines.get(spirv, name, spec, push_size, subgroup_size, full_subgroups)
+        self._raise_validation()  # while the kernel's name is at hand in the traceback
         return pipeline
 
     def save_pipeline_cache(self) -> None:
         """Write compiled pipelines to disk, for the next start."""
         self._enter()
-        with self._lock:
-            self._pipelines.save()
+        self._pipelines.save()
 
     # ---- recording and submission ------------------------------------------------------------
 
@@ -479,7 +498,7 @@ class Device:
         self._completed = max(self._completed, ticket)
 
     def drain(self, ticket: int | None = None) -> None:
-        """Wait for a ticket (default: all work); a lost or closed device has nothing to wait for."""
+        """Wait for a ticket (default: all work); nothing to do on a lost or closed device."""
         if not self._lost and not self._closed:
             self.wait(self._ticket if ticket is None else ticket)
 
@@ -514,6 +533,7 @@ class Device:
         if self._closed:
             return
         self._closed = True
+        _open_devices.discard(self)
         # Its result is of no interest: a lost device is torn down all the same.
         self.vk.vkDeviceWaitIdle(self.handle)
         if not self._lost:
@@ -535,6 +555,10 @@ class Device:
 
     def __exit__(self, *details: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
 
     def __repr__(self) -> str:
         return f"Device({self.info.name!r}, {self.info.kind})"

@@ -7,6 +7,7 @@ tables of real devices.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,7 +70,9 @@ def choose_memory_type(table: MemoryTable, kind: MemoryKind, allowed: int, size:
     """The index of the memory type for a buffer.
 
     `device` takes device-local memory of the largest heap, never a small window of host-visible
-    video memory (BAR); on unified memory it prefers a type that the host can write directly.
+    video memory (BAR). On unified memory it takes the largest heap of all, as every heap is the
+    same DRAM and the device-local one may be a small carve-out, and prefers a type that the host
+    can write directly.
     `host` and `upload` are coherent; `host` prefers cached memory (read back), `upload` uncached,
     and both leave video memory alone unless the memory is unified.
 
@@ -80,7 +83,10 @@ def choose_memory_type(table: MemoryTable, kind: MemoryKind, allowed: int, size:
     Raises:
         DeviceMemoryError: no heap of the kind is as large as `size`.
     """
-    needed = DEVICE_LOCAL if kind == "device" else HOST_VISIBLE | HOST_COHERENT
+    if kind == "device":
+        needed = 0 if table.unified else DEVICE_LOCAL
+    else:
+        needed = HOST_VISIBLE | HOST_COHERENT
     fitting = [
         index
         for index, entry in enumerate(table.types)
@@ -96,15 +102,15 @@ def choose_memory_type(table: MemoryTable, kind: MemoryKind, allowed: int, size:
             available=largest,
         )
 
-    def rank(index: int) -> tuple[int, int, int, int]:
+    def rank(index: int) -> tuple[int, ...]:
         flags = table.types[index].flags
         heap = table.heap_sizes[table.types[index].heap]
-        if kind == "device":
-            mapped = bool(flags & HOST_VISIBLE and flags & HOST_COHERENT)
-            return (-heap, int(mapped != table.unified), 0, index)
         local = bool(flags & DEVICE_LOCAL)
         cached = bool(flags & HOST_CACHED)
-        return (int(local and not table.unified), int(cached != (kind == "host")), -heap, index)
+        if kind == "device":
+            mapped = flags & (HOST_VISIBLE | HOST_COHERENT) == HOST_VISIBLE | HOST_COHERENT
+            return (-heap, not local, mapped != table.unified, cached, index)
+        return (local and not table.unified, cached != (kind == "host"), -heap, index)
 
     return min(candidates, key=rank)
 
@@ -118,12 +124,14 @@ class Buffer:
         size: bytes, as asked for.
         label: for memory reports and error messages.
         kind: what it was allocated for.
+        cached: reading through `view` is fast.
         view: writable bytes when the host can see them, else None. The view, and arrays made from
             it, must not be used after `free` or after the device closes.
     """
 
     __slots__ = (
-        "_device", "_memory", "address", "allocated", "handle", "kind", "label", "size", "view",
+        "_device", "_mapped", "_memory", "address", "allocated", "cached", "handle", "kind",
+        "label", "size", "view",
     )  # fmt: skip
 
     def __init__(self, device: Device, size: int, kind: MemoryKind, label: str) -> None:
@@ -134,6 +142,7 @@ class Buffer:
         self.kind = kind
         self.label = label
         self.view: memoryview | None = None
+        self._mapped: weakref.ref[Any] | None = None  # dies with the last look at the memory
         vk, owner = device.vk, device.handle
         info = api.VkBufferCreateInfo()
         info.size = -(-size // BUFFER_GRANULE) * BUFFER_GRANULE
@@ -151,7 +160,9 @@ class Buffer:
             self._memory = self._allocate(device, index)
             code = vk.vkBindBufferMemory(owner, handle, self._memory, 0)
             device.check(code, f"vkBindBufferMemory for {label}")
-            if device.memory_table.types[index].flags & HOST_COHERENT:
+            flags = device.memory_table.types[index].flags
+            self.cached = bool(flags & HOST_CACHED)
+            if flags & HOST_COHERENT and (kind != "device" or device.memory_table.unified):
                 self.view = self._map(device)
             address = api.VkBufferDeviceAddressInfo()
             address.buffer = handle
@@ -185,25 +196,29 @@ class Buffer:
             device.handle, self._memory, 0, api.VK_WHOLE_SIZE, 0, ctypes.byref(pointer)
         )
         device.check(code, f"vkMapMemory for {self.label}")
-        raw = (ctypes.c_uint8 * self.size).from_address(pointer.value or 0)
+        raw: Any = (ctypes.c_uint8 * self.size).from_address(pointer.value or 0)
+        raw.owner = self  # whoever holds the view keeps the device open until it is closed by hand
+        self._mapped = weakref.ref(raw)
         return memoryview(raw).cast("B")
 
     def free(self) -> None:
         """Release the buffer after the work that was submitted so far; twice is harmless.
 
         Raises:
-            SessionError: an array still looks at the memory through `view`.
+            SessionError: the view, or an array made from it, is still referenced.
         """
         device = self._device
         if device is None:
             return
-        if self.view is not None:
-            try:
-                self.view.release()
-            except BufferError:
+        if self._mapped is not None:
+            self.view = None
+            raw = self._mapped()
+            if raw is not None:
+                self.view = memoryview(raw).cast("B")
                 raise SessionError(
-                    f"buffer {self.label!r} can't be freed: an array made from its view is alive"
-                ) from None
+                    f"buffer {self.label!r} can't be freed: its view, or an array made from it, "
+                    "is still in use"
+                )
         device.drain()
         self._destroy(device)
         device.forget_buffer(self)
@@ -244,13 +259,13 @@ def plan_chunks(sizes: Sequence[int], max_chunk: int, alignment: int) -> ChunkPl
     for size in sizes:
         if size > max_chunk:
             raise ValueError(f"an item of {size:,} bytes exceeds the chunk limit of {max_chunk:,}")
-        for chunk, end in enumerate(used):
-            offset = -(-end // alignment) * alignment
-            if offset + size <= max_chunk:
-                break
-        else:
-            chunk, offset = len(used), 0
+        starts = [-(-end // alignment) * alignment for end in used]
+        fitting = (i for i, start in enumerate(starts) if start + size <= max_chunk)
+        chunk = next(fitting, len(used))
+        if chunk == len(used):
             used.append(0)
+            starts.append(0)
+        offset = starts[chunk]
         places.append((chunk, offset))
         used[chunk] = offset + size
     return ChunkPlan(tuple(places), tuple(used))

@@ -8,6 +8,7 @@ import logging
 import os
 import struct
 import tempfile
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,7 @@ class PipelineStore:
         self._pipelines: dict[tuple[Any, ...], Pipeline] = {}
         self._layouts: dict[int, int] = {}
         self._dirty = False
+        self._lock = threading.Lock()
         self.failing: set[str] = set()  # names that a test wants to fail
         self._cache = self._create_cache()
 
@@ -123,10 +125,15 @@ class PipelineStore:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            os.replace(temporary, path)
+            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                temporary = Path(file.name)
+                try:
+                    file.write(data)
+                    file.flush()
+                    os.replace(temporary, path)
+                except OSError:
+                    temporary.unlink(missing_ok=True)
+                    raise
         except OSError as error:
             logger.warning("the pipeline cache %s can't be written: %s", path, error)
         self._dirty = False
@@ -158,17 +165,24 @@ class PipelineStore:
         digest = hashlib.sha256(spirv).hexdigest()
         constants = tuple(sorted(spec.items()))
         key = (digest, constants, push_size, subgroup_size, full_subgroups)
-        pipeline = self._pipelines.get(key)
-        if pipeline is None:
-            self._check_request(name, push_size, subgroup_size, full_subgroups)
-            layout = self._layout(push_size)
-            handle = self._compile(spirv, name, constants, layout, subgroup_size, full_subgroups)
-            pipeline = Pipeline(
-                handle, layout, name, push_size, digest, constants, subgroup_size, full_subgroups
-            )
-            self._pipelines[key] = pipeline
+        with self._lock:
+            pipeline = self._pipelines.get(key)
+        if pipeline is not None:
+            return pipeline
+        self._check_request(name, push_size, subgroup_size, full_subgroups)
+        layout = self._layout(push_size)
+        # Outside the lock: several threads may compile at once.
+        handle = self._compile(spirv, name, constants, layout, subgroup_size, full_subgroups)
+        pipeline = Pipeline(
+            handle, layout, name, push_size, digest, constants, subgroup_size, full_subgroups
+        )
+        with self._lock:
+            first = self._pipelines.setdefault(key, pipeline)
             self._dirty = True
-            self._device.name_object(api.VK_OBJECT_TYPE_PIPELINE, handle, name)
+        if first is not pipeline:  # another thread was faster
+            self._device.vk.vkDestroyPipeline(self._device.handle, handle, None)
+            return first
+        self._device.name_object(api.VK_OBJECT_TYPE_PIPELINE, handle, name)
         return pipeline
 
     def _check_request(
@@ -180,14 +194,14 @@ class PipelineStore:
                 f"{name}: a push-constant block of {push_size} bytes; this device takes multiples "
                 f"of 4 up to {caps.max_push_constants}"
             )
+        control = caps.has_subgroup_size_control
         if subgroup_size is not None and not (
-            caps.has_subgroup_size_control
-            and caps.subgroup_min <= subgroup_size <= caps.subgroup_max
+            control and caps.subgroup_min <= subgroup_size <= caps.subgroup_max
         ):
             raise UnsupportedError(
-                f"{name}: subgroup size {subgroup_size} can't be required on {self._device.info.name} "
-                f"(it offers {caps.subgroup_min} to {caps.subgroup_max}, size control: "
-                f"{'yes' if caps.has_subgroup_size_control else 'no'})"
+                f"{name}: subgroup size {subgroup_size} can't be required on "
+                f"{self._device.info.name} (it offers {caps.subgroup_min} to "
+                f"{caps.subgroup_max}, size control: {'yes' if control else 'no'})"
             )
         if full_subgroups and not caps.has_full_subgroups:
             raise UnsupportedError(
@@ -195,9 +209,12 @@ class PipelineStore:
             )
 
     def _layout(self, push_size: int) -> int:
-        known = self._layouts.get(push_size)
-        if known is not None:
-            return known
+        with self._lock:
+            if push_size not in self._layouts:
+                self._layouts[push_size] = self._create_layout(push_size)
+            return self._layouts[push_size]
+
+    def _create_layout(self, push_size: int) -> int:
         device = self._device
         info = api.VkPipelineLayoutCreateInfo()
         if push_size:
@@ -211,7 +228,6 @@ class PipelineStore:
             device.handle, ctypes.byref(info), None, ctypes.byref(layout)
         )
         device.check(code, "vkCreatePipelineLayout")
-        self._layouts[push_size] = layout.value
         return layout.value
 
     def _module(self, spirv: bytes, name: str) -> int:

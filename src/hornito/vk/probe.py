@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from hornito.vk import api
@@ -23,7 +24,6 @@ _WANTED_12 = (
     "storageBuffer8BitAccess",
     "uniformAndStorageBuffer8BitAccess",
     "scalarBlockLayout",
-    "hostQueryReset",
 )
 _WANTED_13 = (
     "subgroupSizeControl",
@@ -101,7 +101,7 @@ class Probe:
 
 def chain(*structs: Any) -> Any:
     """Link structs through pNext and return the first one."""
-    for first, second in zip(structs, structs[1:], strict=False):
+    for first, second in pairwise(structs):
         first.pNext = ctypes.addressof(second)
     return structs[0]
 

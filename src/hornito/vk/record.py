@@ -69,6 +69,14 @@ class Recorder:
         self._bound: Pipeline | None = None
         self._query_pools: list[int] = []
         self._timestamps = 0
+        self._create(device)
+        try:
+            self._begin(device)
+        except BaseException:
+            self._destroy(device)
+            raise
+
+    def _create(self, device: Device) -> None:
         vk = device.vk
         pool_info = api.VkCommandPoolCreateInfo()
         pool_info.queueFamilyIndex = device.queue_family
@@ -76,7 +84,7 @@ class Recorder:
         code = vk.vkCreateCommandPool(
             device.handle, ctypes.byref(pool_info), None, ctypes.byref(pool)
         )
-        device.check(code, f"vkCreateCommandPool for {label}")
+        device.check(code, f"vkCreateCommandPool for {self.label}")
         self._pool = pool.value
         info = api.VkCommandBufferAllocateInfo()
         info.commandPool = self._pool
@@ -86,9 +94,10 @@ class Recorder:
         code = vk.vkAllocateCommandBuffers(
             device.handle, ctypes.byref(info), ctypes.byref(self.command)
         )
-        device.check(code, f"vkAllocateCommandBuffers for {label}")
-        device.name_object(api.VK_OBJECT_TYPE_COMMAND_BUFFER, self.command.value or 0, label)
-        self._begin(device)
+        if code < 0:
+            vk.vkDestroyCommandPool(device.handle, pool, None)
+        device.check(code, f"vkAllocateCommandBuffers for {self.label}")
+        device.name_object(api.VK_OBJECT_TYPE_COMMAND_BUFFER, self.command.value or 0, self.label)
 
     def _begin(self, device: Device) -> None:
         vk = device.vk

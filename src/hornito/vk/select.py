@@ -42,7 +42,7 @@ def matching(devices: Sequence[DeviceInfo], selector: str) -> list[DeviceInfo]:
     text = selector.strip().lower()
     if text in ("software", "cpu"):
         return [info for info in devices if info.kind == "software"]
-    if text.isdecimal() and len(text) < 4:
+    if text.isdecimal() and len(text) < 3:  # longer ones may be part of a name: "3090"
         return [info for info in devices if info.index == int(text)]
     if text.startswith("pci:"):
         return [info for info in devices if info.pci == text[4:]]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hornito.vk.record import Recorder
 
 HALF_BYTES = 32 << 20  # each of the two halves of the upload ring
+_SMALL = 4096  # bytes that are read from uncached memory rather than copied by the GPU first
 _SLICE = 16 << 20  # bytes of one host copy between progress reports
 
 Data = memoryview | bytes | bytearray | np.ndarray
@@ -26,7 +27,10 @@ def as_bytes(data: Any) -> np.ndarray:
         if not data.flags.c_contiguous:
             raise UsageError("an array to upload must be contiguous (C order)")
         return data.reshape(-1).view(np.uint8)
-    return np.frombuffer(data, dtype=np.uint8)
+    flat = memoryview(data)
+    if flat.nbytes == 0:  # which frombuffer refuses
+        return np.empty(0, dtype=np.uint8)
+    return np.frombuffer(flat, dtype=np.uint8)
 
 
 class _Half:
@@ -106,8 +110,9 @@ def upload(
     known = list(pairs) if isinstance(pairs, list | tuple) else None
     half = HALF_BYTES
     if known is not None:
-        total = sum(memoryview(data).nbytes + 16 for _, _, data in known)
+        total = sum(len(as_bytes(data)) + 16 for _, _, data in known)
         half = min(HALF_BYTES, max(4096, -(-total // 4096) * 4096))
+    device.drain()  # memory that the host writes directly must not be in use
     try:
         for target, offset, data in pairs if known is None else known:
             source = as_bytes(data)
@@ -142,7 +147,7 @@ def download(device: Device, source: Buffer, offset: int, size: int) -> bytes:
             f"of {source.size} bytes"
         )
     device.drain()
-    if source.view is not None:
+    if source.view is not None and (source.cached or size <= _SMALL):
         return bytes(source.view[offset : offset + size])
     if size == 0:
         return b""
