@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from hornito.errors import FormatError, UnsupportedError
 from hornito.importers.source import LazyTensor
 
@@ -74,6 +76,11 @@ _GPT2_DEFAULTS: dict[str, Any] = {
 _IGNORABLE = re.compile(r"(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$")
 
 
+def decimal(value: float) -> float:
+    """The shortest decimal that rounds to the same float32: 9.99999997e-07 -> 1e-06."""
+    return float(str(np.float32(value)))
+
+
 def is_ignorable(name: str) -> bool:
     """Whether a tensor is a buffer that is computed from the config, not a weight."""
     return _IGNORABLE.search(name) is not None
@@ -108,6 +115,10 @@ def _rope(config: dict[str, Any]) -> None:
         kind = "longrope" if kind == "su" else kind
         scaling = {**scaling, "rope_type": kind}
         scaling.pop("type", None)
+        for key in ("long_factor", "short_factor"):
+            # Used as float32 by transformers and by GGUF; the same decimals for both.
+            if isinstance(scaling.get(key), list):
+                scaling[key] = [decimal(value) for value in scaling[key]]
         config["rope_scaling"] = None if kind == "default" else scaling
 
 
@@ -158,7 +169,10 @@ def complete_config(config: Mapping[str, Any], where: str, tensor_count: int) ->
             raise FormatError(f"{where}: n_embd {hidden} is no multiple of n_head {heads}")
     elif model_type in _DEFAULTS:
         out = {**_COMMON, **_DEFAULTS[model_type], **out}
-        _rope(out)
+        try:
+            _rope(out)
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"{where}: bad RoPE settings: {error}") from error
         hidden = _count(out, "hidden_size", where)
         heads = _count(out, "num_attention_heads", where)
         layers = _count(out, "num_hidden_layers", where)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from hornito.errors import FormatError, UnsupportedError
+from hornito.importers.families import decimal
 
 _LLAMA_LAYER = {
     "attn_norm": "input_layernorm",
@@ -111,11 +112,6 @@ class Keys:
         if not math.isfinite(value) or value <= 0 or value > 1e30:
             raise self.fail(key, f"is {value}; a finite number above zero is needed")
         return decimal(value)
-
-
-def decimal(value: float) -> float:
-    """The shortest decimal that rounds to the same float32: 9.99999997e-07 -> 1e-06."""
-    return float(str(np.float32(value)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import FormatError, UnsupportedError
-from hornito.importers.gguf_names import Keys, decimal
+from hornito.importers.families import decimal
+from hornito.importers.gguf_names import Keys
 from hornito.importers.source import LazyTensor
 
 Doubles = npt.NDArray[np.float64]

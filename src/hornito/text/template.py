@@ -4,9 +4,9 @@ A template's text holds control tokens (`<|im_end|>`) that must be recognised, a
 text may spell the same tokens, which must stay plain text. Where no message spells one, the
 rendered text is encoded as it is. Where one does, the template is rendered a second time with a
 mark (a Unicode non-character) inside every such spelling. If the marks are all that differs
-between the two results, they show which spellings came from messages, whatever the template trimmed, moved or
-repeated. If anything else differs, the template looked into the spelling itself, the two can't be
-told apart, and the chat is refused.
+between the two results, they show which spellings came from messages, whatever the template
+trimmed, moved or repeated. If anything else differs, the template looked into the spelling
+itself, the two can't be told apart, and the chat is refused.
 """
 
 from __future__ import annotations
