@@ -1,0 +1,400 @@
+"""The Python interface: `load` a model, then `generate`, `stream` or `stream_chat`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hornito.compiler import DEFAULT_WEIGHTS, compile_cached
+from hornito.errors import ContextOverflowError, PackageError, UsageError
+from hornito.graph.graph import Graph
+from hornito.package import Package, open_package
+from hornito.plan.plan import PlanOptions
+from hornito.progress import NullProgress, Progress
+from hornito.runtime.decode import decode
+from hornito.runtime.engine import Engine, fit_context
+from hornito.runtime.results import Chunk, Generation, Timings
+from hornito.runtime.session import Session
+from hornito.vk.device import Device, open_device
+
+if TYPE_CHECKING:
+    from hornito.text.template import ChatTemplate
+    from hornito.text.tokenizer import Tokenizer
+
+__all__ = ["LLM", "Chunk", "Generation", "Timings", "load"]
+
+PRECISIONS = ("high", "normal")
+KV_TYPES = ("fp32", "fp16")
+DEFAULT_MAX_TOKENS = 256
+_STEPS = {"software": 1, "integrated": 4}
+_STEPS_DISCRETE = 16
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    device: str | int | None = None,
+    context: int | None = None,
+    precision: str = "normal",
+    kv: str | None = None,
+    weights: str | None = None,
+    slots: int = 1,
+    progress: Progress | None = None,
+) -> LLM:
+    """Load a model onto a Vulkan device.
+
+    Args:
+        model: a `.vxm` package, or a GGUF file or Hugging Face directory, which is compiled once
+            into the cache.
+        device: index, part of the name, vendor, `pci:...`, UUID or `software`; the best by default.
+        context: positions per session; by default the model's, shortened to what fits.
+        precision: `high` keeps everything in fp32; `normal` may use fp16 operands in matrix
+            products.
+        kv: KV cache type, `fp32` or `fp16`; by default fp32 with `high`, else fp16.
+        weights: storage type when `model` is a source, `fp32` or `fp16` (default).
+        slots: sessions that may be open at once.
+        progress: told about compiling, pipelines and weights.
+
+    Raises:
+        UsageError, UnsupportedError, PackageError: the model or an argument is wrong.
+        NoDeviceError, DeviceMemoryError: there is no device, or it is too small.
+    """
+    _one_of("precision", precision, PRECISIONS)
+    kv = kv or ("fp32" if precision == "high" else "fp16")
+    _one_of("kv", kv, KV_TYPES)
+    if slots < 1 or (context is not None and context < 1):
+        raise UsageError("slots and context must be at least 1")
+    package = _open_model(model, weights, progress)
+    try:
+        opened = open_device(device)
+    except BaseException:
+        package.close()
+        raise
+    return LLM(
+        package,
+        opened,
+        context=context,
+        precision=precision,
+        kv_half=kv == "fp16",
+        slots=slots,
+        progress=progress,
+    )
+
+
+def _open_model(
+    model: str | os.PathLike[str], weights: str | None, progress: Progress | None
+) -> Package:
+    if str(model).endswith(".vxm"):
+        package = open_package(model)
+        stored = package.manifest.quant.get("weights")
+        if weights is not None and weights != stored:
+            package.close()
+            raise UsageError(
+                f"{model} holds {stored} weights; compile its source again for {weights}"
+            )
+        return package
+    return open_package(compile_cached(model, weights or DEFAULT_WEIGHTS, progress))
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
+
+
+class LLM:
+    """A loaded model; made by `load`, ended by `close()` or `with`.
+
+    Attributes:
+        engine: plans, memory and slots, for sessions of your own (`Session(llm.engine)`).
+        context: positions per session.
+        steps_per_submission: decode steps that the device runs without the host.
+    """
+
+    def __init__(
+        self,
+        package: Package,
+        device: Device,
+        *,
+        context: int | None = None,
+        precision: str = "normal",
+        kv_half: bool = True,
+        slots: int = 1,
+        progress: Progress | None = None,
+    ) -> None:
+        self._package = package
+        self._device = device
+        self.precision = precision
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
+        facts = package.manifest.facts
+        try:
+            graph = Graph.from_json(package.manifest.graph)
+            options = PlanOptions(
+                context=context or _fact(facts, "context_length"), kv_half=kv_half, slots=slots
+            )
+            options = fit_context(graph, device, options, requested=context is not None)
+            self.engine = Engine(
+                device, package, graph, options, facts["eos_ids"], progress or NullProgress()
+            )
+        except BaseException:
+            device.close()
+            package.close()
+            raise
+        self.context = options.context
+        self.steps_per_submission = _STEPS.get(device.info.kind, _STEPS_DISCRETE)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the device memory and the package; a second call does nothing."""
+        if self.engine.closed:
+            return
+        self._device.save_pipeline_cache()
+        self.engine.close()
+        self._device.close()
+        self._package.close()
+
+    # -- text -------------------------------------------------------------------------------
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether prompts may be text."""
+        return "tokenizer.json" in self._package.blobs
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether `stream_chat` works."""
+        return self.has_tokenizer and "chat_template.jinja" in self._package.blobs
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer.
+
+        Raises:
+            UsageError: the package has none.
+        """
+        if not self.has_tokenizer:
+            raise UsageError("this package has no tokenizer: prompts must be lists of token ids")
+        if self._tokenizer is None:
+            from hornito.text.tokenizer import Tokenizer
+
+            facts = self._package.manifest.facts
+            self._tokenizer = Tokenizer(
+                self._package.blob("tokenizer.json"),
+                add_bos=facts["add_bos"],
+                bos_id=facts["bos_id"],
+                eos_ids=facts["eos_ids"],
+            )
+        return self._tokenizer
+
+    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, up to the start of the assistant's answer.
+
+        Raises:
+            UsageError: the package has no chat template, or the template refuses the messages.
+        """
+        if not self.has_chat_template:
+            raise UsageError("this package has no chat template; use generate() with plain text")
+        from hornito.text.template import ChatTemplate, encode_chat
+
+        if self._template is None:
+            strings = self._package.manifest.facts["token_strings"]
+            source = self._package.blob("chat_template.jinja").decode()
+            self._template = ChatTemplate(source, strings)
+        return encode_chat(self.tokenizer, self._template, messages)
+
+    # -- answers ----------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        temperature: float = 0.0,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Generation:
+        """Complete a prompt; see `stream` for the arguments."""
+        chunks = self.stream(
+            prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stop=stop,
+            ignore_eos=ignore_eos,
+        )
+        return _join(chunks)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int = DEFAULT_MAX_TOKENS
+    ) -> Generation:
+        """Answer a conversation."""
+        return _join(self.stream_chat(messages, max_tokens=max_tokens))
+
+    def stream_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        temperature: float = 0.0,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Iterator[Chunk]:
+        """Answer a conversation piece by piece; see `stream`."""
+        return self.stream(
+            self.chat_ids(messages),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stop=stop,
+            ignore_eos=ignore_eos,
+        )
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        temperature: float = 0.0,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Iterator[Chunk]:
+        """Complete a prompt piece by piece.
+
+        Args:
+            prompt: text (control tokens in it stay text), or token ids.
+            max_tokens: new tokens at most.
+            temperature: 0, the most likely token each time; nothing else exists yet.
+            stop: strings that end the answer; they are not part of it.
+            ignore_eos: go on past end tokens.
+
+        Raises:
+            ContextOverflowError: the prompt does not fit the context.
+            UsageError: an argument is wrong.
+        """
+        if temperature != 0:
+            raise UsageError(f"temperature {temperature}: only 0 (greedy) is supported so far")
+        if max_tokens < 1:
+            raise UsageError(f"max_tokens must be at least 1, not {max_tokens}")
+        if stop and not self.has_tokenizer:
+            raise UsageError("stop strings need a tokenizer, which this package lacks")
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise UsageError("the prompt is empty")
+        if len(ids) > self.context:
+            raise ContextOverflowError(
+                f"the prompt has {len(ids)} tokens; the context holds {self.context}. Load with a "
+                "larger context or shorten the prompt",
+                tokens=len(ids),
+                context=self.context,
+            )
+        return self._stream(ids, max_tokens, tuple(stop), ignore_eos)
+
+    def _stream(
+        self, ids: list[int], max_tokens: int, stop: tuple[str, ...], ignore_eos: bool
+    ) -> Iterator[Chunk]:
+        answer = _Answer(self, stop, ignore_eos, max_tokens)
+        began = time.monotonic()
+        with Session(self.engine) as session:
+            session.prefill(ids)
+            prefilled = time.monotonic()
+            assert session.pending is not None
+            piece = answer.take([session.pending])
+            if piece.text or piece.token_ids:
+                yield piece
+            if answer.reason is None:
+                runs = decode(
+                    [session],
+                    [max_tokens - 1],
+                    ignore_eos=ignore_eos,
+                    steps=self.steps_per_submission,
+                )
+                for (tokens,) in runs:
+                    yield answer.take(tokens)
+                    if answer.reason is not None:
+                        break
+        ended = time.monotonic()
+        yield answer.last(Timings(len(ids), prefilled - began, answer.count - 1, ended - prefilled))
+
+    # -- reports ----------------------------------------------------------------------------
+
+    @property
+    def device_line(self) -> str:
+        """The device in one line; a software device says so."""
+        info = self._device.info
+        return f"{info.name} ({info.kind}), {info.driver_name} {info.driver_info}".strip()
+
+    def plan_summary(self) -> str:
+        """Where the work and the memory go, in a few lines."""
+        engine, memory = self.engine, self.engine.memory
+        kv = "fp16" if engine.options.kv_half else "fp32"
+        step = engine.plan.buckets["batch", 1]
+        count = len(step.body.dispatches) + len(step.tails["argmax"].dispatches)
+        return "\n".join(
+            [
+                f"context: {self.context} positions, KV in {kv}, {engine.options.slots} slot(s)",
+                f"memory: {memory.total / 1e6:.1f} MB (weights {memory.weights / 1e6:.1f}, "
+                f"KV {memory.kv / 1e6:.1f}, activations {memory.activations / 1e6:.1f})",
+                f"dispatches: {engine.plan.dispatches_per_layer():g} a layer, {count} a token, "
+                f"{engine.pipeline_count} pipelines; every tensor operation on the device",
+            ]
+        )
+
+
+class _Answer:
+    """Text and end of one answer while its tokens come in."""
+
+    def __init__(self, llm: LLM, stop: tuple[str, ...], ignore_eos: bool, max_tokens: int) -> None:
+        from hornito.text.stream import StreamDecoder
+
+        self._ends = frozenset(() if ignore_eos else llm.engine.eos_ids)
+        self._max_tokens = max_tokens
+        self._decoder = StreamDecoder(llm.tokenizer, stop=stop) if llm.has_tokenizer else None
+        self.count = 0
+        self.reason: str | None = None
+
+    def take(self, tokens: Sequence[int]) -> Chunk:
+        """The piece that `tokens` add; tokens past the end are dropped."""
+        text, kept = "", []
+        for token in tokens:
+            self.count += 1
+            kept.append(token)
+            if token in self._ends:
+                self.reason = "stop"
+            elif self._decoder is not None:
+                text += self._decoder.push(token)
+                if self._decoder.stopped is not None:
+                    self.reason = "stop"
+            if self.reason is None and self.count >= self._max_tokens:
+                self.reason = "length"
+            if self.reason is not None:
+                break
+        return Chunk(text, tuple(kept))
+
+    def last(self, timings: Timings) -> Chunk:
+        """What was held back, the reason and the timings."""
+        text = self._decoder.finish() if self._decoder is not None else ""
+        return Chunk(text, (), self.reason or "length", timings)
+
+
+def _join(chunks: Iterator[Chunk]) -> Generation:
+    pieces = list(chunks)
+    last = pieces[-1]
+    assert last.finish_reason is not None and last.timings is not None
+    return Generation(
+        "".join(piece.text for piece in pieces),
+        tuple(token for piece in pieces for token in piece.token_ids),
+        last.finish_reason,
+        last.timings,
+    )
+
+
+def _fact(facts: Mapping[str, Any], name: str) -> int:
+    value = facts.get(name)
+    if not isinstance(value, int):
+        raise PackageError(f"the package's manifest lacks the fact {name}")
+    return value

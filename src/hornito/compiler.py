@@ -1,0 +1,241 @@
+"""Compiling: a checkpoint becomes a graph, the graph a package."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hornito.errors import UnsupportedError, UsageError
+from hornito.graph.graph import Graph, Weight
+from hornito.graph.passes import PassReport, run_passes
+from hornito.graph.weights import iter_bytes
+from hornito.importers import Source, open_source
+from hornito.ops import registry
+from hornito.package import write_package
+from hornito.progress import NullProgress, Progress
+from hornito.vk.pipeline import cache_directory
+
+WEIGHT_TYPES = ("fp32", "fp16")
+DEFAULT_WEIGHTS = "fp16"
+_DTYPES = {"fp32": "F32", "fp16": "F16"}
+
+
+@dataclass(frozen=True, slots=True)
+class CompileReport:
+    """What was compiled into what.
+
+    Attributes:
+        path, bytes: the package.
+        tensors_in_file, tensors_used: of the source.
+        nodes: of the graph after passes; every one has a kernel.
+        nodes_before: of the graph as imported.
+        passes: per pass, how many matches (None: switched off).
+        seconds: wall time.
+        warnings: what the user should know.
+    """
+
+    path: str
+    bytes: int
+    tensors_in_file: int
+    tensors_used: int
+    nodes: int
+    nodes_before: int
+    passes: dict[str, int | None]
+    seconds: float
+    warnings: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        return asdict(self)
+
+
+def build_graph(
+    source: Source, weights: str, disabled_passes: Collection[str] = ()
+) -> tuple[Graph, int, list[PassReport]]:
+    """The graph of a source after passes, the node count before, and what the passes did.
+
+    Raises:
+        UsageError: an unknown weight type or pass.
+        UnsupportedError: the model has something that Hornito does not run.
+    """
+    if weights not in WEIGHT_TYPES:
+        raise UsageError(f"weights must be one of {', '.join(WEIGHT_TYPES)}, not {weights!r}")
+    module = importlib.import_module(f"hornito.models.{source.model_type}")
+    graph: Graph = module.build(source.config, source.tensors, weights)
+    graph.check()
+    before = len(graph.nodes)
+    reports = run_passes(graph, disabled_passes)
+    return graph, before, reports
+
+
+def compile_source(
+    src: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    weights: str = DEFAULT_WEIGHTS,
+    disabled_passes: Collection[str] = (),
+    progress: Progress | None = None,
+) -> CompileReport:
+    """Compile a checkpoint into a package. No device is needed.
+
+    Args:
+        src: a GGUF file or a Hugging Face directory.
+        out: the package to write; replaced when it exists.
+        weights: storage type of matrices, `fp32` or `fp16`; vectors stay fp32.
+        disabled_passes: graph passes to leave out, by name.
+        progress: told about the bytes written.
+
+    Raises:
+        UsageError, UnsupportedError, FormatError: the source can't be compiled, and why.
+    """
+    began = time.monotonic()
+    progress = progress or NullProgress()
+    source = open_source(src)
+    graph, before, passes = build_graph(source, weights, disabled_passes)
+    used = _tensors_used(graph)
+    left = sorted(set(source.tensors) - used)
+    if left:
+        raise UnsupportedError(
+            f"{source.path}: {len(left)} tensors would be left out of the graph: "
+            + ", ".join(left[:8])
+        )
+    blobs = {}
+    if source.tokenizer_json is not None:
+        blobs["tokenizer.json"] = source.tokenizer_json
+    if source.chat_template is not None:
+        blobs["chat_template.jinja"] = source.chat_template.encode()
+    counts = {r.name: None if r.matched is None else len(r.matched) for r in passes}
+    size = write_package(
+        out,
+        graph.to_json(),
+        model_facts(source, graph),
+        [(name, _DTYPES[w.dtype], w.shape, _data(w)) for name, w in graph.weights.items()],
+        blobs,
+        source.generation_config,
+        {"weights": weights},
+        _support(graph, source, used, before, counts),
+        _provenance(source),
+        progress,
+    )
+    progress.finish()
+    return CompileReport(
+        path=str(out),
+        bytes=size,
+        tensors_in_file=len(source.file_tensor_names),
+        tensors_used=len(used),
+        nodes=len(graph.nodes),
+        nodes_before=before,
+        passes=counts,
+        seconds=time.monotonic() - began,
+        warnings=list(source.warnings),
+    )
+
+
+def compile_cached(
+    src: str | os.PathLike[str], weights: str, progress: Progress | None = None
+) -> Path:
+    """The package of a source in the cache, compiled when it is not there yet.
+
+    The name holds the source's path, size and time, the weights and Hornito's version.
+    """
+    import hornito
+
+    path = Path(src).resolve()
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    facts = [str(path), weights, hornito.__version__]
+    for file in files:
+        stat = file.stat()
+        facts += [file.name, str(stat.st_size), str(stat.st_mtime_ns)]
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
+    out = cache_directory() / "models" / f"{path.stem}-{weights}-{digest}.vxm"
+    if not out.exists():
+        out.parent.mkdir(parents=True, exist_ok=True)
+        compile_source(path, out, weights=weights, progress=progress)
+    return out
+
+
+def model_facts(source: Source, graph: Graph) -> dict[str, Any]:
+    """What the manifest says about the model."""
+    attention = [node for node in graph if node.op == "attention"]
+    first = attention[0]
+    return {
+        "model_type": source.model_type,
+        "name": source.name,
+        "layers": len(attention),
+        "heads": first.attr("heads"),
+        "kv_heads": first.attr("kv_heads"),
+        "head_dim": first.attr("head_dim"),
+        "hidden_size": source.config["hidden_size"],
+        "vocab_size": source.config["vocab_size"],
+        "context_length": source.config["max_position_embeddings"],
+        "rope_theta": source.config.get("rope_theta"),
+        "rope_scaling": source.config.get("rope_scaling"),
+        "windows": sorted({node.attr("window") for node in attention}),
+        "tied_head": bool(source.config["tie_word_embeddings"]),
+        "eos_ids": list(source.eos_ids),
+        "bos_id": source.bos_id,
+        "add_bos": source.add_bos,
+        "token_strings": source.token_strings,
+    }
+
+
+def convert(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.generic]:
+    """fp32 values in a storage type; fp16 rounds to nearest even and saturates at 65504."""
+    if dtype == "fp32":
+        return array.astype("<f4", copy=False)
+    return np.clip(array, -65504.0, 65504.0).astype("<f2")
+
+
+def _data(weight: Weight) -> Callable[[], Iterator[memoryview]]:
+    data = weight.data
+    if data is None:
+        raise UsageError("a graph without weight data can't be written")
+    return lambda: iter_bytes(data, lambda array: convert(array, weight.dtype))
+
+
+def _tensors_used(graph: Graph) -> set[str]:
+    """Source tensors that some weight of the graph was made from."""
+    return {
+        name
+        for weight in graph.weights.values()
+        if weight.data is not None
+        for name in weight.data.source_names
+    }
+
+
+def _support(
+    graph: Graph, source: Source, used: set[str], before: int, passes: dict[str, int | None]
+) -> dict[str, Any]:
+    """The support report. A node of an op without kernels can't exist: the registry refuses it."""
+    for node in graph:
+        registry.op(node.op)
+    return {
+        "backend": "vulkan",
+        "nodes_before_passes": before,
+        "passes": passes,
+        "nodes": [
+            {"name": n.name, "op": n.op, "backend": "vulkan", "covers": list(n.covers)}
+            for n in graph
+        ],
+        "tensors_in_file": len(source.file_tensor_names),
+        "tensors_used": len(used),
+        "warnings": list(source.warnings),
+    }
+
+
+def _provenance(source: Source) -> dict[str, Any]:
+    return {
+        "format": source.format,
+        "file": Path(source.path).name,
+        "name": source.name,
+        "licence": source.licence,
+    }

@@ -1,0 +1,44 @@
+// What every linear kernel shares: the push block, and what is done with a finished sum.
+// out[r, n] = sum_k x[r, k] * w[n, k] (+ bias[n]) (+ residual[r, n]); with GATED, w holds the gate
+// rows and then the up rows, and out[r, n] = activation(gate) * up.
+#ifndef HORNITO_LINEAR
+#define HORNITO_LINEAR
+
+#include "activation.glsl"
+#include "weights.glsl"
+
+layout(constant_id = 0) const uint BIAS = 0u;
+layout(constant_id = 1) const uint RESIDUAL = 0u;
+layout(constant_id = 2) const uint ACTIVATION = 0u;
+
+layout(push_constant) uniform Push {
+  Floats x;
+  Words w;
+  Floats bias;
+  Floats residual;
+  Floats result;
+  Words call;
+  uint live_word;
+  uint n;
+  uint k;
+} p;
+
+uint live_rows() { return load_word(p.call, p.live_word); }
+
+#ifdef GATED
+void finish(uint r, uint n, float gate, float up) {
+  if (BIAS == 1u) {
+    gate += load_float(p.bias, n);
+    up += load_float(p.bias, p.n + n);
+  }
+  store_float(p.result, r * p.n + n, activate(ACTIVATION, gate) * up);
+}
+#else
+void finish(uint r, uint n, float v) {
+  if (BIAS == 1u) v += load_float(p.bias, n);
+  if (RESIDUAL == 1u) v += load_float(p.residual, r * p.n + n);
+  store_float(p.result, r * p.n + n, v);
+}
+#endif
+
+#endif

@@ -1,0 +1,101 @@
+// Linear for few rows on GPUs: LANES threads share an output row and stride through its weights in
+// coalesced 16-byte words; their sums join in a fixed tree.
+//
+// variant: f32
+// variant: f16 WEIGHT_F16
+// variant: gated_f32 GATED
+// variant: gated_f16 GATED WEIGHT_F16
+//
+// Geometry: 128 threads = LANES x (128 / LANES) output rows (x); ROWS rows of x a workgroup (y).
+// Push: see linear.glsl.
+// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 4), 4 WIDE (K is a multiple of 8),
+// 5 LANES (a power of two, 8 to 128).
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "linear.glsl"
+
+layout(local_size_x = 128) in;
+layout(constant_id = 3) const uint ROWS = 1u;
+layout(constant_id = 4) const uint WIDE = 1u;
+layout(constant_id = 5) const uint LANES = 32u;
+
+#ifdef GATED
+const uint SUMS = 2u;
+#else
+const uint SUMS = 1u;
+#endif
+shared float tree[128 * 4 * SUMS];
+
+void main() {
+  uint t = gl_LocalInvocationID.x;
+  uint lane = t % LANES;
+  uint n = gl_WorkGroupID.x * (128u / LANES) + t / LANES;
+  uint row0 = gl_WorkGroupID.y * ROWS;
+  uint live = live_rows();
+  if (row0 >= live) return;
+  uint own = min(n, p.n - 1u);
+  // sum[r], and with GATED sum[4 + r] for the up row.
+  float sum[4 * SUMS];
+  for (uint i = 0u; i < 4u * SUMS; ++i) sum[i] = 0.0;
+  if (WIDE == 1u) {
+    uint k8 = p.k / 8u;
+    for (uint i = lane; i < k8; i += LANES) {
+      vec4 a, b;
+      load_weights8(p.w, own * k8 + i, a, b);
+#ifdef GATED
+      vec4 c, d;
+      load_weights8(p.w, (p.n + own) * k8 + i, c, d);
+#endif
+      for (uint r = 0u; r < ROWS; ++r) {
+        uint at = ((row0 + r) * k8 + i) * 2u;
+        vec4 x = load_float4(p.x, at);
+        vec4 y = load_float4(p.x, at + 1u);
+        sum[r] += dot(a, x) + dot(b, y);
+#ifdef GATED
+        sum[4u + r] += dot(c, x) + dot(d, y);
+#endif
+      }
+    }
+  } else {
+    for (uint i = lane; i < p.k; i += LANES) {
+      float a = load_weight(p.w, own * p.k + i);
+#ifdef GATED
+      float c = load_weight(p.w, (p.n + own) * p.k + i);
+#endif
+      for (uint r = 0u; r < ROWS; ++r) {
+        float x = load_float(p.x, (row0 + r) * p.k + i);
+        sum[r] += a * x;
+#ifdef GATED
+        sum[4u + r] += c * x;
+#endif
+      }
+    }
+  }
+  for (uint r = 0u; r < ROWS; ++r) {
+    tree[r * 128u + t] = sum[r];
+#ifdef GATED
+    tree[(4u + r) * 128u + t] = sum[4u + r];
+#endif
+  }
+  for (uint w = LANES / 2u; w > 0u; w >>= 1) {
+    barrier();
+    if (lane < w) {
+      for (uint r = 0u; r < ROWS; ++r) {
+        tree[r * 128u + t] += tree[r * 128u + t + w];
+#ifdef GATED
+        tree[(4u + r) * 128u + t] += tree[(4u + r) * 128u + t + w];
+#endif
+      }
+    }
+  }
+  if (lane != 0u || n >= p.n) return;
+  for (uint r = 0u; r < ROWS; ++r) {
+    if (row0 + r < live) {
+#ifdef GATED
+      finish(row0 + r, n, tree[r * 128u + t], tree[(4u + r) * 128u + t]);
+#else
+      finish(row0 + r, n, tree[r * 128u + t]);
+#endif
+    }
+  }
+}

@@ -1,0 +1,94 @@
+// Linear for software drivers without usable subgroups, and for K that is no multiple of 8: a lane owns
+// an output row and walks its weights once for ROWS rows of x. Plain twin of broadcast.comp.
+//
+// variant: f32
+// variant: f16 WEIGHT_F16
+// variant: gated_f32 GATED
+// variant: gated_f16 GATED WEIGHT_F16
+//
+// Geometry: 64 threads, one output row n each (x); ROWS rows of x a workgroup (y).
+// Push: see linear.glsl.
+// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 4), 4 WIDE (K is a multiple of 8).
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#include "linear.glsl"
+
+layout(local_size_x = 64) in;
+layout(constant_id = 3) const uint ROWS = 1u;
+layout(constant_id = 4) const uint WIDE = 1u;
+
+void add8(inout float sum, vec4 a, vec4 b, vec4 x, vec4 y) {
+  sum = fma(a.x, x.x, sum);
+  sum = fma(a.y, x.y, sum);
+  sum = fma(a.z, x.z, sum);
+  sum = fma(a.w, x.w, sum);
+  sum = fma(b.x, y.x, sum);
+  sum = fma(b.y, y.y, sum);
+  sum = fma(b.z, y.z, sum);
+  sum = fma(b.w, y.w, sum);
+}
+
+void main() {
+  uint n = gl_GlobalInvocationID.x;
+  uint row0 = gl_WorkGroupID.y * ROWS;
+  uint live = live_rows();
+  if (row0 >= live) return;
+  // Lanes past the last output row repeat it, so that loads of x stay uniform.
+  uint own = min(n, p.n - 1u);
+  float sum[4];
+#ifdef GATED
+  float up[4];
+#endif
+  [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+    sum[r] = 0.0;
+#ifdef GATED
+    up[r] = 0.0;
+#endif
+  }
+  if (WIDE == 1u) {
+    uint w8 = own * (p.k / 8u);
+    uint x4 = row0 * (p.k / 4u);
+    for (uint i = 0u; i < p.k / 8u; ++i) {
+      vec4 a, b;
+      load_weights8(p.w, w8 + i, a, b);
+#ifdef GATED
+      vec4 c, d;
+      load_weights8(p.w, w8 + p.n * (p.k / 8u) + i, c, d);
+#endif
+      [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+        uint at = x4 + r * (p.k / 4u) + 2u * i;
+        vec4 x = load_float4(p.x, at);
+        vec4 y = load_float4(p.x, at + 1u);
+        add8(sum[r], a, b, x, y);
+#ifdef GATED
+        add8(up[r], c, d, x, y);
+#endif
+      }
+    }
+  } else {
+    for (uint i = 0u; i < p.k; ++i) {
+      float a = load_weight(p.w, own * p.k + i);
+#ifdef GATED
+      float c = load_weight(p.w, (p.n + own) * p.k + i);
+#endif
+      [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+        float x = load_float(p.x, (row0 + r) * p.k + i);
+        sum[r] = fma(a, x, sum[r]);
+#ifdef GATED
+        up[r] = fma(c, x, up[r]);
+#endif
+      }
+    }
+  }
+  if (n >= p.n) return;
+  [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+    if (row0 + r < live) {
+#ifdef GATED
+      finish(row0 + r, n, sum[r], up[r]);
+#else
+      finish(row0 + r, n, sum[r]);
+#endif
+    }
+  }
+}

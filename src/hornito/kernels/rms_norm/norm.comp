@@ -1,0 +1,53 @@
+// RMS norm: out[s, i] = x[i] * rsqrt(mean(x^2) + eps) * weight[i], all fp32, with x the row s of the
+// input or, when SELECT is 1, the row that the selection names.
+//
+// Geometry: 128 threads a row, one workgroup a row (x). The sum is a fixed tree.
+// Push: addresses of x [T, H], weight [H], selection [S] (or anything), out [S, H], the call header
+// {live rows}; H, eps.
+// Specialisation: 0 SELECT.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "rows.glsl"
+
+layout(local_size_x = 128) in;
+layout(constant_id = 0) const uint SELECT = 0u;
+
+layout(push_constant) uniform Push {
+  Floats x;
+  Floats weight;
+  Words selection;
+  Floats result;
+  Words call;
+  uint width;
+  float eps;
+} p;
+
+shared float partial[128];
+
+void main() {
+  uint s = gl_WorkGroupID.x;
+  uint t = gl_LocalInvocationID.x;
+  uint r = s;
+  if (SELECT == 1u) {
+    r = load_word(p.selection, s);
+  } else if (s >= load_word(p.call, 0u)) {
+    return;
+  }
+  uint base = r * p.width;
+  float sum = 0.0;
+  for (uint i = t; i < p.width; i += 128u) {
+    float v = load_float(p.x, base + i);
+    sum += v * v;
+  }
+  partial[t] = sum;
+  for (uint half_width = 64u; half_width > 0u; half_width >>= 1) {
+    barrier();
+    if (t < half_width) partial[t] += partial[t + half_width];
+  }
+  barrier();
+  float scale = inversesqrt(partial[0] / float(p.width) + p.eps);
+  for (uint i = t; i < p.width; i += 128u) {
+    store_float(p.result, s * p.width + i,
+                load_float(p.x, base + i) * scale * load_float(p.weight, i));
+  }
+}

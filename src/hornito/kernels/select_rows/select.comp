@@ -1,0 +1,24 @@
+// out[s, :] = x[selection[s], :], fp32.
+//
+// Geometry: 64 threads a row, one workgroup a row (x).
+// Push: addresses of x [T, H], selection [S], out [S, H]; H.
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#include "memory.glsl"
+
+layout(local_size_x = 64) in;
+
+layout(push_constant) uniform Push {
+  Floats x;
+  Words selection;
+  Floats result;
+  uint width;
+} p;
+
+void main() {
+  uint s = gl_WorkGroupID.x;
+  uint r = load_word(p.selection, s);
+  for (uint i = gl_LocalInvocationID.x; i < p.width; i += 64u) {
+    store_float(p.result, s * p.width + i, load_float(p.x, r * p.width + i));
+  }
+}

@@ -1,0 +1,156 @@
+"""Causal attention of `q [T, heads * D]` over the layer's KV cache.
+
+Row at position i sees keys j with `0 <= i - j` and, with a window W, `i - j < W`. Inputs: q and the
+cache token of the append that must come first. Attributes: `layer`, `heads`, `kv_heads`,
+`head_dim`, `scale`, `window` (0 for none), `softcap` (0 for none).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hornito.errors import FormatError, UnsupportedError
+from hornito.graph.graph import FLOAT, Graph, Node, Value
+from hornito.graph.reference import ReferenceState
+from hornito.ops.base import BLOCK_POSITIONS, Array, Lowering, Push, ceil_div, present
+
+SPLIT_PUSH = Push(
+    "rows:u64 table:u64 q:u64 partial:u64 stats:u64 table_stride:u32 layer:u32 window:u32 "
+    "scale:f32 softcap:f32"
+)
+MERGE_PUSH = Push("rows:u64 partial:u64 stats:u64 result:u64 head_dim:u32 window:u32")
+FLASH_PUSH = Push(
+    "rows:u64 table:u64 q:u64 result:u64 call:u64 table_stride:u32 layer:u32 window:u32 "
+    "scale:f32 softcap:f32"
+)
+
+MAX_SPLITS = 32
+MAX_HEAD_DIM = 256
+TILE_FLOATS = 2048
+"""Floats of q that a workgroup keeps in shared memory."""
+
+
+def infer(graph: Graph, node: Node) -> list[Value]:
+    q, _ = node.inputs
+    shape = graph.shape(q)
+    heads, kv_heads, head_dim = (node.attr(a) for a in ("heads", "kv_heads", "head_dim"))
+    if heads % kv_heads or shape[1] != heads * head_dim:
+        raise FormatError(
+            f"node {node.name}: q is {shape[1]} wide; {heads} heads, {kv_heads} KV heads of "
+            f"{head_dim}"
+        )
+    if head_dim % 4 or head_dim > MAX_HEAD_DIM:
+        raise UnsupportedError(
+            f"node {node.name}: head_dim {head_dim}; attention takes multiples of 4 up to "
+            f"{MAX_HEAD_DIM}"
+        )
+    return [Value(FLOAT, shape)]
+
+
+def reference(
+    node: Node, inputs: Sequence[Array | None], state: ReferenceState
+) -> list[Array | None]:
+    (q,) = present(inputs, 1)
+    heads, head_dim = node.attr("heads"), node.attr("head_dim")
+    cache = state.layer(node.attr("layer"))
+    rows = q.reshape(len(q), heads, head_dim)
+    out = np.empty_like(rows)
+    for r, position in enumerate(state.positions):
+        window = node.attr("window") or int(position) + 1
+        seen = range(max(0, int(position) - window + 1), int(position) + 1)
+        k = np.stack([cache.keys[j] for j in seen], axis=1)  # [kv_heads, keys, D]
+        v = np.stack([cache.values[j] for j in seen], axis=1)
+        group = heads // len(k)
+        scores = np.einsum("hgd,hjd->hgj", rows[r].reshape(-1, group, head_dim), k)
+        scores = scores * node.attr("scale")
+        cap = node.attr("softcap")
+        if cap:
+            scores = cap * np.tanh(scores / cap)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        out[r] = np.einsum("hgj,hjd->hgd", weights, v).reshape(heads, head_dim)
+    return [out.reshape(q.shape)]
+
+
+def lower(node: Node, low: Lowering) -> None:
+    if low.kind == "chunk" and low.rows > 1:
+        _lower_flash(node, low)
+    else:
+        _lower_split(node, low)
+
+
+def _lower_flash(node: Node, low: Lowering) -> None:
+    q, result = low.operand(node.inputs[0]), low.operand(node.outputs[0])
+    kv = low.kv[node.attr("layer")]
+    heads = node.attr("heads")
+    tile = min(16, TILE_FLOATS // kv.head_dim)
+    low.emit(
+        node,
+        "attention/flash." + ("kv16" if kv.half else "kv32"),
+        FLASH_PUSH,
+        (
+            low.row_records,
+            kv.table,
+            q,
+            result,
+            low.call,
+            low.table_stride,
+            kv.layer,
+            node.attr("window"),
+            node.attr("scale"),
+            node.attr("softcap"),
+        ),
+        (ceil_div(low.rows, tile), heads, 1),
+        reads=(low.row_records, kv.table, q, low.call, low.cache(node.attr("layer"))),
+        writes=(result,),
+        spec={0: tile, 1: kv.head_dim, 2: kv.kv_heads, 3: heads // kv.kv_heads},
+    )
+
+
+def _lower_split(node: Node, low: Lowering) -> None:
+    q, result = low.operand(node.inputs[0]), low.operand(node.outputs[0])
+    kv = low.kv[node.attr("layer")]
+    heads, head_dim, window = node.attr("heads"), kv.head_dim, node.attr("window")
+    group = heads // kv.kv_heads
+    together = max(
+        h for h in range(1, 9) if group % h == 0 and (h == 1 or h * head_dim <= TILE_FLOATS)
+    )
+    blocks = low.table_blocks
+    if window:
+        blocks = min(blocks, ceil_div(window, BLOCK_POSITIONS) + 1)
+    splits = min(MAX_SPLITS, blocks)
+    partial = low.scratch(node, "partial", low.rows * heads * splits * head_dim * 4)
+    stats = low.scratch(node, "stats", low.rows * heads * splits * 2 * 4)
+    low.emit(
+        node,
+        "attention/split." + ("kv16" if kv.half else "kv32"),
+        SPLIT_PUSH,
+        (
+            low.row_records,
+            kv.table,
+            q,
+            partial,
+            stats,
+            low.table_stride,
+            kv.layer,
+            window,
+            node.attr("scale"),
+            node.attr("softcap"),
+        ),
+        (splits, kv.kv_heads * (group // together), low.rows),
+        reads=(low.row_records, kv.table, q, low.cache(node.attr("layer"))),
+        writes=(partial, stats),
+        spec={0: together, 1: head_dim, 2: kv.kv_heads, 3: group, 4: splits},
+    )
+    low.emit(
+        node,
+        "attention/merge.default",
+        MERGE_PUSH,
+        (low.row_records, partial, stats, result, head_dim, window),
+        (heads, low.rows, 1),
+        reads=(low.row_records, partial, stats),
+        writes=(result,),
+        spec={0: splits},
+    )

@@ -1,0 +1,307 @@
+"""What every op file is written against: operands, push-constant blocks, dispatches, lowering.
+
+An op module in this folder provides three functions:
+
+* `infer(graph, node) -> list[Value]`: the shape rule.
+* `reference(node, inputs, state) -> list[array]`: the meaning, in float64-capable numpy.
+* `lower(node, low) -> None`: kernel choice and dispatch geometry, through `Lowering.emit`.
+
+A node that has no kernel on any device does not get this far: importers refuse it by name.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hornito.errors import FormatError
+from hornito.graph.graph import CACHE, Graph, Node
+from hornito.graph.shapes import S, bind_shape
+
+if TYPE_CHECKING:
+    from hornito.vk.caps import Caps
+
+Array = npt.NDArray[np.generic]
+
+BLOCK_POSITIONS = 64
+"""Positions of one KV block; the kernels hold the same number as `KV_BLOCK`."""
+
+ROW_BYTES = 32
+"""Bytes of one row record: token, position, slot, flags, limit, emitted, ring length, free."""
+
+ROW_LIVE = 1
+ROW_IGNORE_EOS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """A byte range of a named buffer: a value, a weight, scratch, or a plan-level buffer."""
+
+    name: str
+    offset: int
+    size: int
+
+    def part(self, offset: int, size: int) -> Operand:
+        """A range inside this one."""
+        if offset < 0 or size < 0 or offset + size > self.size:
+            raise ValueError(f"{self.name}: [{offset}, {offset + size}) lies outside {self.size}")
+        return Operand(self.name, self.offset + offset, size)
+
+
+_SIZES = {"u64": 8, "u32": 4, "i32": 4, "f32": 4}
+_CODES = {"u64": "Q", "u32": "I", "i32": "i", "f32": "f"}
+
+
+class Push:
+    """A push-constant block, declared as `"x:u64 rows:u32 eps:f32"` in the kernel's order.
+
+    64-bit fields hold device addresses and come first, so that natural alignment leaves no holes.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.fields = [tuple(item.split(":")) for item in text.split()]
+        kinds = [kind for _, kind in self.fields]
+        if kinds != sorted(kinds, key=lambda kind: kind != "u64"):
+            raise ValueError(f"64-bit fields must come first: {text}")
+        self.size = sum(_SIZES[kind] for kind in kinds)
+        if self.size > 128:
+            raise ValueError(f"{self.size} bytes of push constants; the baseline has 128")
+        self._packer = struct.Struct("<" + "".join(_CODES[kind] for kind in kinds))
+
+    def offsets(self) -> dict[str, int]:
+        """Byte offset of every field, for the test against SPIR-V."""
+        result, at = {}, 0
+        for name, kind in self.fields:
+            result[name] = at
+            at += _SIZES[kind]
+        return result
+
+    def pack(self, values: Sequence[int | float]) -> bytes:
+        """The block's bytes."""
+        return self._packer.pack(*values)
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatch:
+    """One kernel launch with the ranges it reads and writes.
+
+    `args` follow `push.fields`; an `Operand` stands for its device address.
+    """
+
+    kernel: str
+    push: Push
+    args: tuple[Operand | int | float, ...]
+    groups: tuple[int, int, int]
+    reads: tuple[Operand, ...]
+    writes: tuple[Operand, ...]
+    node: str
+    spec: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """Where one layer's keys and values lie inside a block of its kind.
+
+    A block is `[layer][K, V][kv_head][64][head_dim]`; `layer` counts within the kind.
+    """
+
+    kind: int
+    layer: int
+    kv_heads: int
+    head_dim: int
+    half: bool
+    table: Operand
+
+    @property
+    def element_bytes(self) -> int:
+        return 2 if self.half else 4
+
+    @property
+    def layer_bytes(self) -> int:
+        """Bytes of this layer's keys and values in one block."""
+        return 2 * self.kv_heads * BLOCK_POSITIONS * self.head_dim * self.element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What a plan computes behind the body: `none`, `argmax`, `logits` or `logprob`.
+
+    `tile_ids` bounds the ids of one head tile, `ring` is the records kept per row, `eos_count` how
+    many ids end an answer.
+    """
+
+    kind: str
+    tile_ids: int = 1 << 20
+    ring: int = 1
+    eos_count: int = 0
+
+
+class Lowering:
+    """Collects the dispatches of one plan bucket.
+
+    Attributes:
+        caps: what the device can do.
+        kind: `chunk` (all rows of one slot, contiguous positions) or `batch` (a row per slot).
+        rows: the bucket's row count, the value of the symbol T.
+        selected: rows whose output is wanted, the value of the symbol S.
+        table_blocks: entries of one block table.
+        table_stride: entries from one slot's table to the next slot's.
+        tail: what the head is reduced to.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        caps: Caps,
+        *,
+        kind: str,
+        rows: int,
+        selected: int,
+        kv: Mapping[int, KvLayout],
+        table_blocks: int,
+        weight_bytes: Mapping[str, int],
+        tail: Tail,
+        table_stride: int | None = None,
+        prefix: str = "",
+    ) -> None:
+        self.graph = graph
+        self.caps = caps
+        self.kind = kind
+        self.rows = rows
+        self.selected = selected
+        self.kv = kv
+        self.table_blocks = table_blocks
+        self.tail = tail
+        self.table_stride = table_blocks if table_stride is None else table_stride
+        self._weight_bytes = weight_bytes
+        self._prefix = prefix
+        self.dispatches: list[Dispatch] = []
+        self.buffers: dict[str, int] = {}
+
+    @property
+    def symbols(self) -> dict[str, int]:
+        return {"T": self.rows, "S": self.selected}
+
+    @property
+    def row_records(self) -> Operand:
+        """The row records of the call, `ROW_BYTES` each."""
+        return Operand("rows", 0, self.rows * ROW_BYTES)
+
+    @property
+    def selection(self) -> Operand:
+        """Indices of the rows whose output is wanted, 32-bit."""
+        return Operand("selection", 0, self.selected * 4)
+
+    @property
+    def call(self) -> Operand:
+        """The call header: live rows (word 0), live selected rows (word 1)."""
+        return Operand("call", 0, 16)
+
+    @property
+    def next_ids(self) -> Operand:
+        """Given next ids of the selected rows, 32-bit (`logprob`)."""
+        return Operand("next_ids", 0, self.selected * 4)
+
+    @property
+    def eos(self) -> Operand:
+        """The ids that end an answer, 32-bit."""
+        return Operand("eos", 0, max(1, self.tail.eos_count) * 4)
+
+    @property
+    def records(self) -> Operand:
+        """What a tail tells the host: `ring` records of 16 bytes for every selected row."""
+        return Operand("records", 0, self.selected * self.tail.ring * 16)
+
+    @property
+    def given_logprob(self) -> Operand:
+        """Log-probabilities of the given next ids, fp32 (`logprob`)."""
+        return Operand("given_logprob", 0, self.selected * 4)
+
+    def live_word(self, name: str) -> int:
+        """Which word of the call header counts the live rows of the value `name`."""
+        return 1 if self.graph.shape(name)[0] == S else 0
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The bound shape of a value or weight."""
+        return bind_shape(self.graph.shape(name), self.symbols)
+
+    def weight_dtype(self, name: str) -> str:
+        """The storage type of a weight."""
+        return self.graph.weights[name].dtype
+
+    def operand(self, name: str) -> Operand:
+        """The whole of a value, weight or graph input."""
+        if name in self.graph.weights:
+            return Operand(name, 0, self._weight_bytes[name])
+        value = self.graph.values[name]
+        if value.dtype == CACHE:
+            raise ValueError(f"{name} is a cache token, not data")
+        size = int(np.prod(self.shape(name), dtype=np.int64)) * 4
+        return self._buffer(name, size, self.live_word(name) == 1)
+
+    def scratch(self, node: Node, label: str, size: int) -> Operand:
+        """Bytes that live only between the dispatches of one node."""
+        return self._buffer(f"{node.name}:{label}", size, node.op == "head")
+
+    def _buffer(self, name: str, size: int, of_tail: bool) -> Operand:
+        """An arena buffer of this bucket; those of a tail are apart from other tails'."""
+        full = f"{self._prefix}/{name}" + (f"@{self.tail.kind}" if of_tail else "")
+        if self.buffers.setdefault(full, size) != size:
+            raise ValueError(f"{full}: {size} bytes, declared as {self.buffers[full]}")
+        return Operand(full, 0, size)
+
+    def cache(self, layer: int) -> Operand:
+        """The range that stands for a layer's KV cache in hazard tracking."""
+        return Operand(f"kv:{layer}", 0, 1)
+
+    def emit(
+        self,
+        node: Node,
+        kernel: str,
+        push: Push,
+        args: Sequence[Operand | int | float],
+        groups: tuple[int, int, int],
+        *,
+        reads: Sequence[Operand],
+        writes: Sequence[Operand],
+        spec: Mapping[int, int] | None = None,
+    ) -> None:
+        """Append a dispatch; its grid is checked against the device's limits."""
+        if len(args) != len(push.fields):
+            raise ValueError(f"{kernel}: {len(args)} arguments for {len(push.fields)} fields")
+        for count, limit in zip(groups, self.caps.max_workgroup_count, strict=True):
+            if not 0 < count <= limit:
+                raise FormatError(
+                    f"node {node.name}: {kernel} needs {groups} workgroups; the device allows "
+                    f"{tuple(self.caps.max_workgroup_count)}"
+                )
+        self.dispatches.append(
+            Dispatch(
+                kernel,
+                push,
+                tuple(args),
+                groups,
+                tuple(reads),
+                tuple(writes),
+                node.name,
+                dict(spec or {}),
+            )
+        )
+
+
+def ceil_div(a: int, b: int) -> int:
+    """`a / b`, rounded up."""
+    return -(-a // b)
+
+
+def present(inputs: Sequence[Array | None], count: int) -> list[Array]:
+    """The first `count` inputs of a reference, none of which may be absent."""
+    found = [array for array in inputs[:count] if array is not None]
+    if len(found) != count:
+        raise ValueError(f"an input among the first {count} is absent")
+    return found

@@ -1,0 +1,59 @@
+"""Gated linear: `x [T, K], weight [2 I, K], bias [2 I]? -> activation(x @ gate.T) * (x @ up.T)`.
+
+The weight holds the I gate rows and then the I up rows. Attributes: `activation`.
+Fused twin of two `linear` and `gated_activation`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hornito.errors import FormatError
+from hornito.graph.graph import FLOAT, Graph, Node, Value
+from hornito.graph.reference import ReferenceState
+from hornito.ops.base import Array, Lowering, present
+from hornito.ops.gated_activation import activate, activation_number
+from hornito.ops.linear import LinearArgs, check_matrix, emit_linear
+
+
+def infer(graph: Graph, node: Node) -> list[Value]:
+    x, weight, bias = node.inputs
+    activation_number(node)
+    rows, width = graph.shape(x)
+    n, _ = check_matrix(graph, node, weight, width)
+    if n % 2 or (bias and graph.shape(bias) != (n,)):
+        raise FormatError(f"node {node.name}: {n} weight rows, bias {bias or 'none'}")
+    return [Value(FLOAT, (rows, n // 2))]
+
+
+def reference(
+    node: Node, inputs: Sequence[Array | None], state: ReferenceState
+) -> list[Array | None]:
+    x, weight = present(inputs, 2)
+    both = x @ weight.T
+    if inputs[2] is not None:
+        both = both + inputs[2]
+    half = both.shape[1] // 2
+    return [activate(node.attr("activation"), both[:, :half]) * both[:, half:]]
+
+
+def lower(node: Node, low: Lowering) -> None:
+    x, weight, bias = node.inputs
+    rows, n = low.shape(node.outputs[0])
+    emit_linear(
+        node,
+        low,
+        LinearArgs(
+            x=low.operand(x),
+            weight=low.operand(weight),
+            result=low.operand(node.outputs[0]),
+            rows=rows,
+            n=n,
+            k=low.shape(x)[1],
+            dtype=low.weight_dtype(weight),
+            live_word=low.live_word(node.outputs[0]),
+            bias=low.operand(bias) if bias else None,
+            gated=True,
+            activation=activation_number(node),
+        ),
+    )

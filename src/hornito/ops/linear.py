@@ -1,0 +1,166 @@
+"""Linear: `x [R, K], weight [N, K], bias [N]?, residual [R, N]? -> x @ weight.T + bias + residual`.
+
+R is T or S. The same kernels serve `gated_linear` and the tiles of `head`, through `emit_linear`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hornito.errors import FormatError
+from hornito.graph.graph import FLOAT, Graph, Node, Value
+from hornito.graph.reference import ReferenceState
+from hornito.graph.shapes import Dim
+from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
+
+PUSH = Push("x:u64 w:u64 bias:u64 residual:u64 result:u64 call:u64 live_word:u32 n:u32 k:u32")
+
+GEMV_ROWS = 4
+"""Up to this many rows a GPU takes the kernel that streams weights once per group of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearArgs:
+    """One launch of a linear kernel over output rows `[0, n)` of `weight`."""
+
+    x: Operand
+    weight: Operand
+    result: Operand
+    rows: int
+    n: int
+    k: int
+    dtype: str
+    live_word: int = 0
+    bias: Operand | None = None
+    residual: Operand | None = None
+    gated: bool = False
+    activation: int = 0
+
+
+def infer(graph: Graph, node: Node) -> list[Value]:
+    x, weight, bias, residual = node.inputs
+    rows, width = graph.shape(x)
+    n, k = check_matrix(graph, node, weight, width)
+    if bias and graph.shape(bias) != (n,):
+        raise FormatError(f"node {node.name}: bias has shape {graph.shape(bias)}, not ({n},)")
+    if residual and graph.shape(residual) != (rows, n):
+        raise FormatError(
+            f"node {node.name}: residual has shape {graph.shape(residual)}, not ({rows}, {n})"
+        )
+    return [Value(FLOAT, (rows, n))]
+
+
+def check_matrix(graph: Graph, node: Node, weight: str, width: Dim) -> tuple[int, int]:
+    """The weight's (N, K), which must fit the width of x.
+
+    Raises:
+        FormatError: it does not.
+    """
+    shape = graph.weights[weight].shape if weight in graph.weights else ()
+    if len(shape) != 2 or shape[1] != width:
+        raise FormatError(f"node {node.name}: weight {weight} {shape} does not fit x [.., {width}]")
+    return shape[0], shape[1]
+
+
+def reference(
+    node: Node, inputs: Sequence[Array | None], state: ReferenceState
+) -> list[Array | None]:
+    x, weight = present(inputs, 2)
+    out = x @ weight.T
+    for extra in inputs[2:]:
+        if extra is not None:
+            out = out + extra
+    return [out]
+
+
+def lower(node: Node, low: Lowering) -> None:
+    x, weight, bias, residual = node.inputs
+    rows, n = low.shape(node.outputs[0])
+    emit_linear(
+        node,
+        low,
+        LinearArgs(
+            x=low.operand(x),
+            weight=low.operand(weight),
+            result=low.operand(node.outputs[0]),
+            rows=rows,
+            n=n,
+            k=low.shape(x)[1],
+            dtype=low.weight_dtype(weight),
+            live_word=low.live_word(node.outputs[0]),
+            bias=low.operand(bias) if bias else None,
+            residual=low.operand(residual) if residual else None,
+        ),
+    )
+
+
+def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
+    """Choose a kernel for the device and the row count, and launch it."""
+    optional = [o for o in (args.bias, args.residual) if o is not None]
+    kernel, extra, groups = _choose(low, args)
+    name = ("gated_" if args.gated else "") + ("f16" if args.dtype == "fp16" else "f32")
+    low.emit(
+        node,
+        kernel + name,
+        PUSH,
+        (
+            args.x,
+            args.weight,
+            args.bias or args.x,
+            args.residual or args.x,
+            args.result,
+            low.call,
+            args.live_word,
+            args.n,
+            args.k,
+        ),
+        groups,
+        reads=(args.x, args.weight, low.call, *optional),
+        writes=(args.result,),
+        spec={
+            0: int(args.bias is not None),
+            1: int(args.residual is not None),
+            2: args.activation,
+            **extra,
+        },
+    )
+
+
+def _choose(low: Lowering, args: LinearArgs) -> tuple[str, dict[int, int], tuple[int, int, int]]:
+    """Kernel stem, its own specialisation constants, and the grid."""
+    wide = int(args.k % 8 == 0)
+    if low.caps.device_kind == "software":
+        if wide and low.caps.subgroup_size >= 8 and "ballot" in low.caps.subgroup_ops:
+            return _choose_broadcast(args)
+        rows = min(4, _power_of_two(args.rows))
+        groups = (ceil_div(args.n, 64), ceil_div(args.rows, rows), 1)
+        return "linear/lane_row.", {3: rows, 4: wide}, groups
+    if args.rows <= GEMV_ROWS:
+        lanes = _gemv_lanes(args.n, args.k)
+        groups = (ceil_div(args.n, 128 // lanes), 1, 1)
+        return "linear/gemv.", {3: _power_of_two(args.rows), 4: wide, 5: lanes}, groups
+    tile = 16 if args.rows <= 16 else 64
+    groups = (ceil_div(args.n, 64), ceil_div(args.rows, tile), 1)
+    return f"linear/gemm.m{tile}_", {3: wide}, groups
+
+
+def _choose_broadcast(args: LinearArgs) -> tuple[str, dict[int, int], tuple[int, int, int]]:
+    """Sixteen sums a lane at most; more output rows a lane where there are fewer rows of x."""
+    rows = min(8, _power_of_two(args.rows))
+    outputs = {1: 8, 2: 4, 4: 2, 8: 2}[rows] // (2 if args.gated else 1)
+    groups = (ceil_div(args.n, 8 * outputs), ceil_div(args.rows, rows), 1)
+    return "linear/broadcast.", {3: rows, 4: outputs}, groups
+
+
+def _power_of_two(n: int) -> int:
+    """The least power of two that is not below `n`."""
+    return 1 << (n - 1).bit_length()
+
+
+def _gemv_lanes(n: int, k: int) -> int:
+    """Threads per output row: many where rows are few and long, so that the GPU fills."""
+    lanes = 32
+    while lanes < 128 and n * lanes < 128 * 1024 and k >= lanes * 16:
+        lanes *= 2
+    return lanes

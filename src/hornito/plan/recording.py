@@ -1,0 +1,99 @@
+"""Plans as recorded command buffers: pipelines, addresses, segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from hornito.ops.base import Dispatch, Operand
+from hornito.ops.kernels import load_spirv
+from hornito.plan.plan import Plan, Program
+from hornito.progress import Progress
+
+if TYPE_CHECKING:
+    from hornito.vk.device import Device
+    from hornito.vk.pipeline import Pipeline
+    from hornito.vk.record import Recorder
+
+SEGMENT_DISPATCHES = 128
+"""Dispatches of one recording; a submission is a run of recordings."""
+
+AddressOf = Callable[[Operand], int]
+
+
+class Pipelines:
+    """The pipelines of a plan on one device, by kernel and specialisation."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._made: dict[tuple[str, tuple[tuple[int, int], ...]], Pipeline] = {}
+
+    def build(self, plan: Plan, progress: Progress) -> int:
+        """Make every pipeline that the plan uses, and return how many there are."""
+        wanted = plan.kernels()
+        progress.start("building pipelines", len(wanted))
+        for kernel, spec, push_size in wanted:
+            self._make(kernel, spec, push_size)
+            progress.advance(1)
+        progress.finish()
+        return len(wanted)
+
+    def of(self, dispatch: Dispatch) -> Pipeline:
+        """The pipeline of a dispatch."""
+        spec = tuple(sorted(dispatch.spec.items()))
+        return self._make(dispatch.kernel, spec, dispatch.push.size)
+
+    def _make(self, kernel: str, spec: tuple[tuple[int, int], ...], push_size: int) -> Pipeline:
+        key = (kernel, spec)
+        if key not in self._made:
+            self._made[key] = self._device.pipeline(
+                load_spirv(kernel), name=kernel, spec=dict(spec), push_size=push_size
+            )
+        return self._made[key]
+
+
+def record(
+    device: Device, pipelines: Pipelines, program: Program, address: AddressOf, label: str
+) -> list[Recorder]:
+    """Record a program as segments, to be submitted in order any number of times."""
+    segments: list[Recorder] = []
+    for start in range(0, len(program.dispatches), SEGMENT_DISPATCHES):
+        stop = start + SEGMENT_DISPATCHES
+        recorder = device.command_buffer(f"{label}[{start}:{stop}]")
+        for index in range(start, min(stop, len(program.dispatches))):
+            # A recording begins with a barrier of its own.
+            if program.barriers[index] and index != start:
+                recorder.barrier()
+            dispatch = program.dispatches[index]
+            recorder.dispatch(
+                pipelines.of(dispatch), push_bytes(dispatch, address), dispatch.groups
+            )
+        recorder.end()
+        segments.append(recorder)
+    return segments
+
+
+def record_timed(
+    device: Device, pipelines: Pipelines, programs: Sequence[Program], address: AddressOf
+) -> Recorder:
+    """One recording with a timestamp before and after every dispatch, for profiles."""
+    recorder = device.command_buffer("timed")
+    recorder.timestamp(0)
+    count = 0
+    for program in programs:
+        for dispatch in program.dispatches:
+            recorder.dispatch(
+                pipelines.of(dispatch), push_bytes(dispatch, address), dispatch.groups
+            )
+            recorder.barrier()
+            count += 1
+            recorder.timestamp(count)
+    recorder.end()
+    return recorder
+
+
+def push_bytes(dispatch: Dispatch, address: AddressOf) -> bytes:
+    """The dispatch's push-constant block with every operand's address filled in."""
+    return dispatch.push.pack(
+        [address(arg) if isinstance(arg, Operand) else arg for arg in dispatch.args]
+    )

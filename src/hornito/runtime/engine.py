@@ -1,0 +1,465 @@
+"""The engine: one model on one device. It owns every buffer, recording and slot.
+
+Work is submitted as runs of recordings that were made at load. What changes from call to call (row
+records, block tables) goes to the device in a small recording of the same submission, the prelude.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hornito.errors import DeviceMemoryError, HornitoError, SessionError
+from hornito.graph.graph import Graph
+from hornito.ops.base import BLOCK_POSITIONS, ROW_BYTES, Operand
+from hornito.ops.head import RECORD_BYTES
+from hornito.plan.plan import RING, Plan, PlanOptions, build_plan
+from hornito.plan.recording import Pipelines, record
+from hornito.progress import NullProgress, Progress
+from hornito.runtime.kv_cache import BlockPool, BlockTables, pool_sizes
+from hornito.vk.memory import Arena
+
+if TYPE_CHECKING:
+    from hornito.package.reader import Package
+    from hornito.vk.device import Device
+    from hornito.vk.record import Recorder
+
+log = logging.getLogger("hornito")
+
+UPDATE_BYTES = 65536
+NOT_A_NUMBER = 0xFFFFFFFE
+MEMORY_MARGIN = 0.95
+"""Part of the free device memory that a default context may fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Bytes by purpose, known before anything is allocated."""
+
+    weights: int
+    kv: int
+    activations: int
+    state: int
+    readback: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.kv + self.activations + self.state + self.readback
+
+
+@dataclass(frozen=True, slots=True)
+class RowUpdate:
+    """What the host writes into one row record."""
+
+    token: int
+    position: int
+    slot: int
+    flags: int
+    limit: int
+    emitted: int
+
+    def words(self) -> list[int]:
+        """The record, `ROW_BYTES` as 32-bit words."""
+        return [
+            self.token,
+            self.position,
+            self.slot,
+            self.flags,
+            self.limit,
+            self.emitted,
+            RING,
+            0,
+        ]
+
+
+class Engine:
+    """A planned, recorded and loaded model.
+
+    Args:
+        device: an open device; the caller closes it after the engine.
+        package: the weights.
+        graph: the package's graph.
+        options: context, KV type, slots.
+        eos_ids: ids that end an answer.
+        progress: told about pipelines and weights.
+
+    Raises:
+        DeviceMemoryError: the plan does not fit; nothing stays allocated.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        package: Package,
+        graph: Graph,
+        options: PlanOptions,
+        eos_ids: Sequence[int],
+        progress: Progress | None = None,
+    ) -> None:
+        progress = progress or NullProgress()
+        self.device = device
+        self.graph = graph
+        self.eos_ids = tuple(eos_ids)
+        self.options = replace(options, eos_count=len(self.eos_ids))
+        self.plan = build_plan(graph, device.caps, self.options)
+        self.memory = memory_plan(self.plan, self.options)
+        _check_memory(device, self.memory)
+        self.context = options.context
+        self.vocabulary = max(n.shape[0] for n in graph.weights.values() if n.matrix)
+        self._arenas: list[Arena] = []
+        self._recordings: dict[tuple[str, int, str], list[Recorder]] = {}
+        self._preludes: list[Recorder] = []
+        self._copies: dict[tuple[str, int], Recorder] = {}
+        self.pools: list[BlockPool] = []
+        self.last_ticket = 0
+        self._closed = False
+        try:
+            self._allocate()
+            self._pipelines = Pipelines(device)
+            self.pipeline_count = self._pipelines.build(self.plan, progress)
+            self._upload_weights(package, progress)
+            self._write_constants()
+        except BaseException:
+            self.close()
+            raise
+        self._free_slots = list(range(options.slots - 1, -1, -1))
+        self._emitted = {kind: [0] * rows for kind, rows in self._kind_rows().items()}
+
+    # -- set-up -----------------------------------------------------------------------------
+
+    def _kind_rows(self) -> dict[str, int]:
+        rows: dict[str, int] = {}
+        for kind, count in self.plan.buckets:
+            rows[kind] = max(rows.get(kind, 0), count)
+        return rows
+
+    def _allocate(self) -> None:
+        device, plan = self.device, self.plan
+        self._weights = self._arena("weights", list(plan.weight_bytes.items()))
+        self._activations = self._arena("activations", [("arena", max(4, plan.arena.total))])
+        for index, (kind, count) in enumerate(zip(plan.kinds, self._pool_sizes(), strict=True)):
+            self.pools.append(BlockPool(device, kind, count, f"kv{index}"))
+        self.tables = BlockTables(self.options.slots, len(plan.kinds), plan.table_blocks)
+        self._state = self._arena("state", _state_items(plan, self.options))
+        self._readback = self._arena("readback", _readback_items(plan), kind="host")
+
+    def _pool_sizes(self) -> list[int]:
+        return pool_sizes(self.plan.kinds, self.options.slots, self.plan.table_blocks)
+
+    def _arena(self, label: str, items: list[tuple[str, int]], kind: str = "device") -> Arena:
+        arena = Arena(self.device, label, items, kind=kind)  # type: ignore[arg-type]
+        self._arenas.append(arena)
+        return arena
+
+    def _upload_weights(self, package: Package, progress: Progress) -> None:
+        progress.start("uploading weights", self.memory.weights)
+        pairs = ((*self._weights[name], package.tensor(name)) for name in self.plan.weight_bytes)
+        self.device.upload(pairs, progress.advance)
+        progress.finish()
+
+    def _write_constants(self) -> None:
+        identity = np.arange(self._kind_rows()["batch"], dtype=np.uint32)
+        eos = np.asarray(self.eos_ids or (0,), np.uint32)
+        self.device.upload(
+            [
+                (*self._state["batch.selection"], identity.tobytes()),
+                (*self._state["eos"], eos.tobytes()),
+            ]
+        )
+        if self.options.guard:
+            buffer, offset = self._activations["arena"]
+            poison = np.full(self.plan.arena.total // 4, np.nan, np.float32)
+            self.device.upload([(buffer, offset, poison.tobytes())])
+
+    # -- addresses and recordings -----------------------------------------------------------
+
+    def _address(self, kind: str, operand: Operand) -> int:
+        name = operand.name
+        if name in self.plan.arena.offsets:
+            base = self._activations.address("arena") + self.plan.arena.offsets[name]
+        elif name in self.plan.weight_bytes:
+            base = self._weights.address(name)
+        elif name in ("tables", "eos"):
+            base = self._state.address(name)
+        elif f"{kind}.{name}" in self._state:
+            base = self._state.address(f"{kind}.{name}")
+        else:
+            base = self._readback.address(f"{kind}.{name}")
+        return base + operand.offset
+
+    def recording(self, kind: str, rows: int, part: str) -> list[Recorder]:
+        """The recorded body (`part="body"`) or tail of a bucket, recorded when first used."""
+        key = (kind, rows, part)
+        if key not in self._recordings:
+            bucket = self.plan.buckets[kind, rows]
+            program = bucket.body if part == "body" else bucket.tails[part]
+            self._recordings[key] = record(
+                self.device,
+                self._pipelines,
+                program,
+                lambda operand: self._address(kind, operand),
+                f"{kind}{rows}.{part}",
+            )
+        return self._recordings[key]
+
+    def logits_copy(self, kind: str, rows: int) -> Recorder:
+        """The recording that brings a bucket's logits to the host's buffer."""
+        if (kind, rows) not in self._copies:
+            bucket = self.plan.buckets[kind, rows]
+            name = f"{kind}{rows}/{self.graph.outputs[0]}@logits"
+            source, offset = self._activations["arena"]
+            target, at = self._readback["logits"]
+            recorder = self.device.command_buffer(f"{kind}{rows}.logits_copy")
+            size = bucket.selected["logits"] * self.vocabulary * 4
+            recorder.copy(source, offset + self.plan.arena.offsets[name], target, at, size)
+            recorder.end()
+            self._copies[kind, rows] = recorder
+        return self._copies[kind, rows]
+
+    # -- submissions ------------------------------------------------------------------------
+
+    def submit(
+        self, updates: Sequence[tuple[str, int, bytes]], recordings: Sequence[Recorder]
+    ) -> int:
+        """Bring the state up to date and run the recordings; returns a ticket.
+
+        Args:
+            updates: (state item, byte offset, bytes).
+        """
+        self._check_open()
+        updates = [*updates, *(("tables", at, data) for at, data in self.tables.take_updates())]
+        runs = list(recordings)
+        if updates:
+            runs.insert(0, self._prelude(updates))
+        self.last_ticket = self.device.submit(runs)
+        return self.last_ticket
+
+    def _prelude(self, updates: Sequence[tuple[str, int, bytes]]) -> Recorder:
+        done = self.device.completed()
+        for recorder in self._preludes:
+            if recorder.last_ticket <= done:
+                recorder.reset()
+                break
+        else:
+            recorder = self.device.command_buffer("prelude")
+            self._preludes.append(recorder)
+        for name, at, data in updates:
+            buffer, base = self._state[name]
+            for start in range(0, len(data), UPDATE_BYTES):
+                piece = data[start : start + UPDATE_BYTES]
+                recorder.update(buffer, base + at + start, piece)
+        recorder.end()
+        return recorder
+
+    def wait(self, ticket: int) -> None:
+        """Block until a submission has completed."""
+        self.device.wait(ticket)
+
+    def records(self, kind: str, row: int, first: int, count: int) -> list[tuple[int, float]]:
+        """Tokens and log-probabilities that a row emitted, from sequence number `first` on.
+
+        Fewer than `count` come back when the row stopped.
+
+        Raises:
+            HornitoError: the logits held a NaN.
+        """
+        view = self._host_words(f"{kind}.records").reshape(-1, RING, RECORD_BYTES // 4)
+        found: list[tuple[int, float]] = []
+        for number in range(first, first + count):
+            token, logprob, sequence, _ = view[row, number % RING].tolist()
+            if sequence != (number + 1) & 0xFFFFFFFF:
+                break
+            if token == NOT_A_NUMBER:
+                raise HornitoError(
+                    f"the logits of row {row} are not finite: a value overflowed or the weights "
+                    "are damaged; run `hornito verify` on the package, or load with "
+                    "precision='high'"
+                )
+            found.append((token, float(np.uint32(logprob).view(np.float32))))
+        return found
+
+    def host_floats(self, name: str, count: int) -> npt.NDArray[np.float32]:
+        """A copy of the first `count` floats of a readback item."""
+        return self._host_words(name).view(np.float32)[:count].copy()
+
+    def _host_words(self, name: str) -> npt.NDArray[np.uint32]:
+        buffer, offset = self._readback[name]
+        view = buffer.view
+        if view is None:
+            raise SessionError(f"readback item {name} is not visible to the host")
+        size = self._readback.size(name)
+        return np.frombuffer(view[offset : offset + size], np.uint32)
+
+    def emitted(self, kind: str, row: int) -> int:
+        """The next sequence number of a row's records; they never repeat in an engine's life."""
+        return self._emitted[kind][row]
+
+    def advance(self, kind: str, row: int, count: int) -> None:
+        """Note that a row emitted `count` records."""
+        self._emitted[kind][row] += count
+
+    # -- slots ------------------------------------------------------------------------------
+
+    def take_slot(self) -> int:
+        """A free slot.
+
+        Raises:
+            SessionError: all are in use.
+        """
+        self._check_open()
+        if not self._free_slots:
+            raise SessionError(
+                f"all {self.options.slots} slots are in use; close a session or load with slots="
+                f"{self.options.slots + 1}"
+            )
+        return self._free_slots.pop()
+
+    def return_slot(self, slot: int) -> None:
+        """Make a slot free again."""
+        self._free_slots.append(slot)
+
+    # -- end --------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionError("this model is closed; load it again")
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Free every buffer and recording; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        recorders = [r for runs in self._recordings.values() for r in runs]
+        for recorder in [*recorders, *self._preludes, *self._copies.values()]:
+            recorder.free()
+        for pool in self.pools:
+            pool.free()
+        for arena in self._arenas:
+            arena.free()
+
+    def check_guards(self) -> list[str]:
+        """Activations whose guard band was written (tests; needs `guard` in the options)."""
+        buffer, base = self._activations["arena"]
+        layout = self.plan.arena
+        data = np.frombuffer(self.device.download(buffer, base, layout.total), np.uint32)
+        poison = int(np.float32(np.nan).view(np.uint32))
+        hurt = []
+        for name, offset in layout.offsets.items():
+            start = (offset + layout.sizes[name] + 3) // 4
+            if np.any(data[start : start + layout.guard // 4] != poison):
+                hurt.append(name)
+        return hurt
+
+
+def memory_plan(plan: Plan, options: PlanOptions) -> MemoryPlan:
+    """Every byte that an engine of this plan allocates, alignment included."""
+    kv = sum(
+        count * _aligned(kind.block_bytes)
+        for kind, count in zip(
+            plan.kinds, pool_sizes(plan.kinds, options.slots, plan.table_blocks), strict=True
+        )
+    )
+    return MemoryPlan(
+        weights=sum(_aligned(size) for size in plan.weight_bytes.values()),
+        kv=kv,
+        activations=plan.arena.total,
+        state=sum(_aligned(size) for _, size in _state_items(plan, options)),
+        readback=sum(_aligned(size) for _, size in _readback_items(plan)),
+    )
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 256) * 256
+
+
+def _state_items(plan: Plan, options: PlanOptions) -> list[tuple[str, int]]:
+    items = [
+        ("tables", options.slots * len(plan.kinds) * plan.table_blocks * 8),
+        ("eos", max(1, options.eos_count) * 4),
+    ]
+    for kind, rows, _ in _kind_sizes(plan):
+        items += [
+            (f"{kind}.rows", rows * ROW_BYTES),
+            (f"{kind}.call", 16),
+            (f"{kind}.selection", rows * 4),
+            (f"{kind}.next_ids", rows * 4),
+        ]
+    return items
+
+
+def _readback_items(plan: Plan) -> list[tuple[str, int]]:
+    vocabulary = 0
+    for bucket in plan.buckets.values():
+        for dispatch in bucket.tails["logits"].dispatches:
+            vocabulary = max(vocabulary, dispatch.writes[0].size // bucket.selected["logits"] // 4)
+    items = []
+    most = 0
+    for kind, rows, selected in _kind_sizes(plan):
+        items += [
+            (f"{kind}.records", rows * RING * RECORD_BYTES),
+            (f"{kind}.given_logprob", rows * 4),
+        ]
+        most = max(most, selected)
+    items.append(("logits", most * vocabulary * 4))
+    return items
+
+
+def _kind_sizes(plan: Plan) -> list[tuple[str, int, int]]:
+    """(kind, most rows, most selected rows of the logits tail)."""
+    sizes: dict[str, tuple[int, int]] = {}
+    for (kind, rows), bucket in plan.buckets.items():
+        a, b = sizes.get(kind, (0, 0))
+        sizes[kind] = (max(a, rows), max(b, bucket.selected["logits"]))
+    return [(kind, rows, selected) for kind, (rows, selected) in sizes.items()]
+
+
+def fit_context(
+    graph: Graph, device: Device, options: PlanOptions, *, requested: bool
+) -> PlanOptions:
+    """The options with a context that fits the device's free memory.
+
+    A context that the caller asked for is never shortened.
+
+    Raises:
+        DeviceMemoryError: not even 64 positions fit.
+    """
+    if requested:
+        return options
+    available = int(device.heap_budget()[0] * MEMORY_MARGIN)
+    context = options.context
+    while True:
+        trial = replace(options, context=context)
+        needed = memory_plan(build_plan(graph, device.caps, trial), trial).total
+        if needed <= available:
+            return trial
+        if context <= BLOCK_POSITIONS:
+            raise DeviceMemoryError(
+                f"the model needs {needed:,} bytes at a context of {context}; "
+                f"{device.info.name} has {available:,} left. Compile with smaller --weights",
+                needed=needed,
+                available=available,
+            )
+        context = max(BLOCK_POSITIONS, context // 2 // BLOCK_POSITIONS * BLOCK_POSITIONS)
+
+
+def _check_memory(device: Device, memory: MemoryPlan) -> None:
+    available, _ = device.heap_budget()
+    if memory.total > available:
+        raise DeviceMemoryError(
+            f"the plan needs {memory.total:,} bytes (weights {memory.weights:,}, KV {memory.kv:,}, "
+            f"activations {memory.activations:,}); {device.info.name} has {available:,} left. "
+            "Load with a smaller context= or kv='fp16', or compile with smaller --weights",
+            needed=memory.total,
+            available=available,
+        )

@@ -1,0 +1,280 @@
+"""A session: one sequence of positions with its KV blocks, in a slot of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hornito.errors import ContextOverflowError, SessionError, UsageError
+from hornito.ops.base import BLOCK_POSITIONS, ROW_IGNORE_EOS, ROW_LIVE, ceil_div
+from hornito.runtime.engine import Engine, RowUpdate
+
+if TYPE_CHECKING:
+    from hornito.vk.record import Recorder
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class Session:
+    """A sequence on an engine; made by `Session(engine)`, ended by `close()` or `with`.
+
+    Attributes:
+        ids: every token that has been evaluated; `position` is their count.
+        pending: the most likely next token after the last evaluated one, not evaluated itself.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.slot = engine.take_slot()
+        self.ids: list[int] = []
+        self.pending: int | None = None
+        self._blocks: list[list[int]] = [[] for _ in engine.pools]
+        self._closed = False
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    @property
+    def position(self) -> int:
+        """Tokens evaluated so far, which is the position of the next one."""
+        return len(self.ids)
+
+    # -- evaluation -------------------------------------------------------------------------
+
+    def prefill(self, ids: Sequence[int], *, chunk: int | None = None) -> None:
+        """Evaluate `ids` behind what is there, and find the next token (`pending`).
+
+        Args:
+            ids: at least one token id.
+            chunk: evaluate at most this many rows at once; by default the largest bucket, cut at
+                its multiples of absolute positions.
+
+        Raises:
+            ContextOverflowError: they do not fit; nothing is evaluated then.
+            UsageError: no ids, or an id outside the vocabulary.
+        """
+        self._admit(ids)
+        chunks = list(self._schedule(len(ids), chunk))
+        for index, (start, rows, live) in enumerate(chunks):
+            tail = "argmax" if index == len(chunks) - 1 else "none"
+            self._evaluate(ids[start : start + live], rows, tail)
+
+    def step(self, token: int) -> None:
+        """Evaluate one token and find the next."""
+        self.prefill([token])
+
+    def logprobs(self, ids: Sequence[int], *, chunk: int | None = None) -> FloatArray:
+        """Evaluate `ids` and return the log-probability of each, given all before it.
+
+        Returns:
+            `[n]` fp32: entry i belongs to ids[i]. The first entry is NaN when the session was
+            empty, because nothing precedes it.
+        """
+        self._admit(ids)
+        out = np.full(len(ids), np.nan, np.float32)
+        if self.ids:
+            last = self.ids[-1]
+            self.rewind(self.position - 1)
+            self._score([last], [ids[0]], out[:1], chunk)
+        if len(ids) > 1:
+            self._score(ids[:-1], ids[1:], out[1:], chunk)
+        self._evaluate(ids[-1:], 1, "argmax")
+        return out
+
+    def logits(self) -> FloatArray:
+        """The logits `[V]` after the last evaluated token.
+
+        The token is evaluated once more, at its own position, which changes nothing in the cache
+        beyond rounding.
+
+        Raises:
+            SessionError: nothing was evaluated since the session began or was rewound.
+        """
+        if not self.ids or self.pending is None:
+            raise SessionError("logits() needs an evaluated token; call prefill() or step() first")
+        last, pending = self.ids[-1], self.pending
+        self.rewind(self.position - 1)
+        row = self._evaluate([last], 1, "logits")
+        self.pending = pending
+        vocabulary = self.engine.vocabulary
+        return self.engine.host_floats("logits", (row + 1) * vocabulary)[row * vocabulary :]
+
+    def _score(
+        self, ids: Sequence[int], following: Sequence[int], out: FloatArray, chunk: int | None
+    ) -> None:
+        for start, rows, live in self._schedule(len(ids), chunk):
+            kind = "batch" if rows == 1 else "chunk"
+            given = np.asarray(following[start : start + live], np.uint32).tobytes()
+            self._evaluate(
+                ids[start : start + live], rows, "logprob", [(f"{kind}.next_ids", 0, given)]
+            )
+            out[start : start + live] = self.engine.host_floats(f"{kind}.given_logprob", live)
+
+    def _admit(self, ids: Sequence[int]) -> None:
+        self._check_open()
+        if not len(ids):
+            raise UsageError("no token ids to evaluate")
+        vocabulary = self.engine.vocabulary
+        for token in ids:
+            if not 0 <= token < vocabulary:
+                raise UsageError(f"token id {token} is outside the vocabulary of {vocabulary}")
+        total = self.position + len(ids)
+        if total > self.engine.context:
+            raise ContextOverflowError(
+                f"{len(ids)} tokens at position {self.position} need {total} positions; the "
+                f"context has {self.engine.context}. Load with context={total} or shorten the "
+                "prompt",
+                tokens=total,
+                context=self.engine.context,
+            )
+
+    def _schedule(self, count: int, chunk: int | None) -> Iterator[tuple[int, int, int]]:
+        """(start, bucket rows, live rows) of each chunk, cut at multiples of the largest bucket."""
+        buckets = sorted({1, *(r for kind, r in self.engine.plan.buckets if kind == "chunk")})
+        if chunk is not None and chunk not in buckets:
+            raise UsageError(f"chunk must be one of {buckets}, not {chunk}")
+        most = chunk or buckets[-1]
+        start = 0
+        position = self.position
+        while start < count:
+            live = min(count - start, most - (position + start) % most)
+            rows = next(r for r in buckets if r >= live)
+            yield start, rows, live
+            start += live
+
+    def _evaluate(
+        self,
+        ids: Sequence[int],
+        rows: int,
+        tail: str,
+        updates: Sequence[tuple[str, int, bytes]] = (),
+    ) -> int:
+        """Run one call over `ids` (at most `rows`) and wait for it.
+
+        Returns:
+            the selected row of the tail that belongs to the last id.
+        """
+        engine = self.engine
+        kind = "batch" if rows == 1 else "chunk"
+        bucket = engine.plan.buckets[kind, rows]
+        live = len(ids)
+        self.reserve(self.position + live)
+        every = tail == "logprob" or kind == "batch"
+        picked = range(live) if every else [live - 1]
+        records = [
+            RowUpdate(
+                token,
+                self.position + r,
+                self.slot,
+                ROW_LIVE | ROW_IGNORE_EOS,
+                engine.context + 1,
+                engine.emitted(kind, picked.index(r)) if r in picked else 0,
+            )
+            for r, token in enumerate(ids)
+        ]
+        changes = [
+            *updates,
+            (f"{kind}.rows", 0, row_bytes(records, rows)),
+            (f"{kind}.call", 0, words(live, len(picked), 0, 0)),
+        ]
+        if kind == "chunk":
+            changes.append((f"{kind}.selection", 0, words(*picked)))
+        runs: list[Recorder] = list(engine.recording(kind, rows, "body"))
+        if tail != "none":
+            runs += engine.recording(kind, rows, tail)
+        if tail == "logits":
+            runs.append(engine.logits_copy(kind, rows))
+        ticket = engine.submit(changes, runs)
+        self.ids += ids
+        self.pending = None
+        if tail == "none":
+            return 0
+        engine.wait(ticket)
+        if tail in ("argmax", "logprob"):
+            self._collect(kind, len(picked), bucket.selected[tail])
+        return len(picked) - 1
+
+    def _collect(self, kind: str, picked: int, selected: int) -> None:
+        """Read the records of a call; the last one's token is the pending one."""
+        engine = self.engine
+        assert picked <= selected
+        for s in range(picked):
+            first = engine.emitted(kind, s)
+            found = engine.records(kind, s, first, 1)
+            if not found:
+                raise SessionError(f"the device returned no record for row {s}")
+            engine.advance(kind, s, 1)
+            self.pending = found[0][0]
+
+    # -- blocks -----------------------------------------------------------------------------
+
+    def reserve(self, positions: int) -> None:
+        """Own blocks for the first `positions` positions.
+
+        Raises:
+            DeviceMemoryError: the pool is exhausted.
+        """
+        need = ceil_div(min(positions, self.engine.context), BLOCK_POSITIONS)
+        for kind, (pool, blocks) in enumerate(zip(self.engine.pools, self._blocks, strict=True)):
+            while len(blocks) < need:
+                block = pool.take()
+                self.engine.tables.set(self.slot, kind, len(blocks), pool.address(block))
+                blocks.append(block)
+
+    def rewind(self, position: int) -> None:
+        """Forget everything from `position` on.
+
+        Raises:
+            UsageError: the position lies outside what was evaluated.
+        """
+        self._check_open()
+        if not 0 <= position <= self.position:
+            raise UsageError(f"can't rewind to {position}: {self.position} tokens are evaluated")
+        if position < self.position:
+            del self.ids[position:]
+            self.pending = None
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Take over tokens that a decode run emitted: each was pending when the next came."""
+        for token in tokens:
+            if self.pending is None:
+                raise SessionError("a token can follow only a pending one")
+            self.ids.append(self.pending)
+            self.pending = token
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise SessionError("this session is closed")
+
+    def close(self) -> None:
+        """Return the slot and the blocks; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.engine.closed:
+            return
+        for kind, (pool, blocks) in enumerate(zip(self.engine.pools, self._blocks, strict=True)):
+            for index, block in enumerate(blocks):
+                pool.release(block, self.engine.last_ticket)
+                self.engine.tables.set(self.slot, kind, index, 0)
+            blocks.clear()
+        self.engine.return_slot(self.slot)
+
+
+def words(*values: int) -> bytes:
+    """32-bit words."""
+    return np.asarray(values, np.uint32).tobytes()
+
+
+def row_bytes(records: Sequence[RowUpdate], rows: int) -> bytes:
+    """Row records; rows of the bucket beyond them are not live."""
+    table = np.zeros((rows, 8), np.uint32)
+    for r, record in enumerate(records):
+        table[r] = record.words()
+    return table.tobytes()
