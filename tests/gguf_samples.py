@@ -203,7 +203,7 @@ TEMPLATE = (
 
 
 def tiny_vocabulary(size: int = 512, pre: str | None = "smollm") -> dict[str, Any]:
-    """Keys of a byte-level BPE vocabulary: 3 control tokens, 1 user-defined, the bytes, some merges.
+    """Keys of a byte-level BPE vocabulary: control and user-defined tokens, bytes, some merges.
 
     Ids: 0 <|endoftext|>, 1 <|im_start|>, 2 <|im_end|>, 3 <tool>, 4 to 259 the bytes, then merges.
     """

@@ -28,14 +28,39 @@ NAMES = (
     "gemma3-tiny",
 )
 #: Config keys that decide what a model computes.
-MEANING = (
-    "model_type hidden_size intermediate_size num_hidden_layers num_attention_heads "
-    "num_key_value_heads head_dim max_position_embeddings rms_norm_eps rope_theta rope_scaling "
-    "hidden_act hidden_activation attention_bias mlp_bias tie_word_embeddings vocab_size "
-    "sliding_window layer_types partial_rotary_factor original_max_position_embeddings "
-    "attn_logit_softcapping final_logit_softcapping rope_local_base_freq n_embd n_layer n_head "
-    "n_inner n_positions layer_norm_epsilon activation_function"
-).split()
+MEANING = [
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "hidden_act",
+    "hidden_activation",
+    "attention_bias",
+    "mlp_bias",
+    "tie_word_embeddings",
+    "vocab_size",
+    "sliding_window",
+    "layer_types",
+    "partial_rotary_factor",
+    "original_max_position_embeddings",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "rope_local_base_freq",
+    "n_embd",
+    "n_layer",
+    "n_head",
+    "n_inner",
+    "n_positions",
+    "layer_norm_epsilon",
+    "activation_function",
+]
 
 
 def both(tmp_path: Path, name: str, **options: Any) -> tuple[Source, Source]:

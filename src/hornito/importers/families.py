@@ -7,6 +7,7 @@ checkpoint into an error that names the tensor, before any weight is read.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -78,12 +79,72 @@ _IGNORABLE = re.compile(r"(rotary_emb\.inv_freq|\.attn\.(masked_)?bias)$")
 
 def decimal(value: float) -> float:
     """The shortest decimal that rounds to the same float32: 9.99999997e-07 -> 1e-06."""
-    return float(str(np.float32(value)))
+    with np.errstate(over="ignore"):
+        short = float(str(np.float32(value)))
+    if not math.isfinite(short):
+        raise ValueError(f"{value} is not finite in float32")
+    return short
 
 
 def is_ignorable(name: str) -> bool:
     """Whether a tensor is a buffer that is computed from the config, not a weight."""
     return _IGNORABLE.search(name) is not None
+
+
+_REALS = frozenset(
+    (
+        "rms_norm_eps",
+        "layer_norm_epsilon",
+        "rope_theta",
+        "rope_local_base_freq",
+        "query_pre_attn_scalar",
+        "partial_rotary_factor",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+    )
+)
+_COUNTS = frozenset(
+    (
+        "max_position_embeddings",
+        "original_max_position_embeddings",
+        "n_positions",
+        "sliding_window",
+        "max_window_layers",
+    )
+)
+_OPTIONAL = frozenset(
+    (
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+        "sliding_window",
+        "original_max_position_embeddings",
+    )
+)
+_FLAGS = frozenset(
+    (
+        "attention_bias",
+        "mlp_bias",
+        "tie_word_embeddings",
+        "scale_attn_weights",
+        "scale_attn_by_inverse_layer_idx",
+        "use_sliding_window",
+    )
+)
+_TEXTS = frozenset(("hidden_act", "hidden_activation", "activation_function"))
+_ROPE_REALS = frozenset(
+    (
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "original_max_position_embeddings",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+    )
+)
+_ROPE_LISTS = frozenset(("long_factor", "short_factor"))
 
 
 def known_families() -> tuple[str, ...]:
@@ -96,6 +157,49 @@ def _count(config: Mapping[str, Any], key: str, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise FormatError(f"{where}: {key} is {value!r}; a number above zero is needed")
     return value
+
+
+def _is_real(value: Any) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) < 1e30  # false for NaN, too
+        and value > 0
+    )
+
+
+def _check_values(config: Mapping[str, Any], where: str, layers: int) -> None:
+    """Refuse values of another kind than a model can be built from."""
+    for key, value in config.items():
+        if key in _REALS and not (_is_real(value) or (value is None and key in _OPTIONAL)):
+            raise FormatError(f"{where}: {key} is {str(value)[:40]}; a number above zero is needed")
+        if key in _COUNTS and not (value is None and key in _OPTIONAL):
+            _count(config, key, where)
+        if key in _FLAGS and not isinstance(value, bool):
+            raise FormatError(f"{where}: {key} is {str(value)[:40]}, not true or false")
+        if key in _TEXTS and not isinstance(value, str):
+            raise FormatError(f"{where}: {key} is {str(value)[:40]}, not a name")
+    scaling = config.get("rope_scaling")
+    if scaling is not None:
+        if not isinstance(scaling, dict) or not isinstance(scaling.get("rope_type"), str):
+            raise FormatError(f"{where}: rope_scaling is {str(scaling)[:80]}, which names no type")
+        for key, value in scaling.items():
+            if key in _ROPE_REALS and value is not None and not _is_real(value):
+                raise FormatError(f"{where}: rope_scaling {key} is {str(value)[:40]}, no number")
+            if key in _ROPE_LISTS and not (isinstance(value, list) and all(map(_is_real, value))):
+                raise FormatError(f"{where}: rope_scaling {key} is no list of numbers above zero")
+    kinds = config.get("layer_types")
+    if kinds is not None and (
+        not isinstance(kinds, list)
+        or len(kinds) != layers
+        or any(kind not in ("sliding_attention", "full_attention") for kind in kinds)
+    ):
+        raise FormatError(f"{where}: layer_types does not name {layers} full or sliding layers")
+    roped = config.get("no_rope_layers")
+    if roped is not None and (
+        not isinstance(roped, list) or len(roped) != layers or any(r not in (0, 1) for r in roped)
+    ):
+        raise FormatError(f"{where}: no_rope_layers does not hold {layers} times 0 or 1")
 
 
 def _rope(config: dict[str, Any]) -> None:
@@ -163,7 +267,8 @@ def complete_config(config: Mapping[str, Any], where: str, tensor_count: int) ->
     if model_type == "gpt2":
         out = {**_GPT2_DEFAULTS, **out}
         hidden, heads = _count(out, "n_embd", where), _count(out, "n_head", where)
-        out["n_inner"] = out["n_inner"] or 4 * hidden
+        if out["n_inner"] is None:
+            out["n_inner"] = 4 * hidden
         layers = _count(out, "n_layer", where)
         if hidden % heads:
             raise FormatError(f"{where}: n_embd {hidden} is no multiple of n_head {heads}")
@@ -192,13 +297,12 @@ def complete_config(config: Mapping[str, Any], where: str, tensor_count: int) ->
     if layers > tensor_count:
         raise FormatError(f"{where}: {layers} layers, but the file has {tensor_count} tensors")
     if model_type != "gpt2":
+        _count(out, "max_position_embeddings", where)
         try:
             _layer_kinds(out, layers)
         except (TypeError, ValueError, ZeroDivisionError) as error:
             raise FormatError(f"{where}: bad layer settings: {error}") from error
-        kinds = out.get("layer_types")
-        if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
-            raise FormatError(f"{where}: layer_types does not name {layers} layers")
+    _check_values(out, where, layers)
     return out
 
 

@@ -176,7 +176,7 @@ def _eos_ids(
     known = _token_ids(tokenizer).get(eos) if eos is not None else None
     if known is not None:
         found.append(known)
-    return tuple(sorted(set(found)))
+    return tuple(dict.fromkeys(found))
 
 
 def _model_config(folder: Path, supported: Collection[str]) -> dict[str, Any]:
