@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from hornito.errors import FormatError, UnsupportedError
-from hornito.text.marks import free_marks, special_pattern
+from hornito.text.marks import free_marks, unmarked
 
 if TYPE_CHECKING:
     import tokenizers
@@ -126,19 +126,20 @@ class HuggingFaceTokenizer:
         not recognised at all. So everything else of the tokenizer's behaviour stays as it is.
         """
         with self._lock:
-            _, tokenizer, back, alias_of = self._with_aliases(marked)
-            plain = special_pattern(self.special).sub(lambda m: alias_of[m[0]], marked)
+            _, tokenizer, back, alias_of = self._with_aliases(marked + mark)
+            plain = unmarked(mark, self.special).sub(lambda m: alias_of[m[0]], marked)
             ids = tokenizer.encode(plain.replace(mark, ""), add_special_tokens=False).ids
         return [back.get(i, i) for i in ids]
 
     def _with_aliases(
-        self, marked: str
+        self, text: str
     ) -> tuple[str, tokenizers.Tokenizer, dict[int, int], dict[str, str]]:
-        if self._aliases is not None and self._aliases[0] not in marked:
+        """`(character, tokenizer, alias id -> id, text -> alias)`, of a character not in `text`."""
+        if self._aliases is not None and self._aliases[0] not in text:
             return self._aliases
         from tokenizers import AddedToken
 
-        char = free_marks([marked], 1)
+        char = free_marks([text], 1)
         copy = _load(self._raw)
         alias_of = {text: f"{char}{i:x}{char}" for text, i in self.special.items()}
         copy.add_tokens(

@@ -22,7 +22,21 @@ def free_marks(texts: Iterable[str], count: int) -> str:
     return free[:count]
 
 
-def special_pattern(texts: Iterable[str]) -> re.Pattern[str]:
-    """Matches any of `texts`, the longest first; matches nothing when there are none."""
+def special_pattern(texts: Iterable[str], unless_before: str = "") -> re.Pattern[str]:
+    """Matches any of `texts`, the longest first; matches nothing when there are none.
+
+    A match that `unless_before` follows does not count.
+    """
     ordered = sorted((text for text in texts if text), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+    if not ordered:
+        return re.compile(r"(?!)")
+    tail = f"(?!{re.escape(unless_before)})" if unless_before else ""
+    return re.compile(f"(?:{'|'.join(map(re.escape, ordered))}){tail}")
+
+
+def unmarked(mark: str, texts: Iterable[str]) -> re.Pattern[str]:
+    """Matches those of `texts` that do not hold `mark` after their first character.
+
+    Longer ones hold it inside and so are other text; one of a single character is followed by it.
+    """
+    return special_pattern(texts, unless_before=mark)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hornito.errors import FormatError
-from hornito.text.marks import special_pattern
+from hornito.text.marks import unmarked
 
 SPACE = "\u2581"
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
@@ -115,7 +115,7 @@ class SentencePieceBPE:
         """
         out: list[int] = []
         at = 0
-        for match in special_pattern(self._control).finditer(marked):
+        for match in unmarked(mark, self._control).finditer(marked):
             out += self.encode(marked[at : match.start()].replace(mark, ""), False)
             out.append(self._control[match[0]])
             at = match.end()
