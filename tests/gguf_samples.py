@@ -26,13 +26,14 @@ ARCHITECTURES = {
     "qwen3": "qwen3",
     "phi3": "phi3",
     "gpt2": "gpt2",
+    "smollm3": "smollm3",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
 }
 
 
-def read_config(name: str) -> dict[str, Any]:
-    """config.json of a checkpoint under tests/data/hf."""
+def read_config(name: str | Path) -> dict[str, Any]:
+    """config.json of a checkpoint under tests/data/hf, or of a folder."""
     config: dict[str, Any] = json.loads((HF / name / "config.json").read_text())
     return config
 
@@ -48,7 +49,7 @@ def converted(
 ) -> npt.NDArray[np.float32]:
     """What llama.cpp's converter makes of a checkpoint's tensor."""
     kind = config["model_type"]
-    if kind in ("llama", "mistral"):
+    if kind in ("llama", "mistral", "smollm3"):
         if ".q_proj." in name:
             weight = permuted(weight, config["num_attention_heads"])
         if ".k_proj." in name:
@@ -110,7 +111,7 @@ def llama3_divisors(config: dict[str, Any]) -> npt.NDArray[np.float32]:
 
 def write_checkpoint(
     path: Path,
-    name: str,
+    name: str | Path,
     *,
     quantise: dict[str, str] | None = None,
     vocabulary: dict[str, Any] | None = None,
@@ -122,7 +123,7 @@ def write_checkpoint(
 
     Args:
         path: the file to write.
-        name: the checkpoint.
+        name: the checkpoint, or a folder with one.
         quantise: GGUF tensor name to ggml type, where it is not to be F32.
         vocabulary: `tokenizer.*` keys (`tiny_vocabulary`).
         drop: GGUF names of tensors to leave out.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from gguf_samples import ARCHITECTURES, HF, read_config, tiny_vocabulary, write_checkpoint
 from hornito.errors import FormatError, UnsupportedError
 from hornito.importers import Source, open_source
+from hornito.importers.families import complete_config
 
 pytest.importorskip("gguf")
 
@@ -159,6 +163,66 @@ def test_unexplained_divisors_stay_a_tensor(tmp_path: Path) -> None:
         both(tmp_path, "llama3-tiny", extra={"rope_freqs.weight": odd[:7]})
     with pytest.raises(FormatError, match="not above zero"):
         both(tmp_path, "llama3-tiny", extra={"rope_freqs.weight": odd - 1})
+
+
+def test_smollm3(tmp_path: Path) -> None:
+    """Rows of q and k permuted as for Llama; every fourth layer without RoPE."""
+    folder = Path(shutil.copytree(HF / "llama3-tiny", tmp_path / "hf"))
+    config = read_config(folder)
+    config.update(model_type="smollm3", architectures=["SmolLM3ForCausalLM"], rope_scaling=None)
+    config.update(num_hidden_layers=4, no_rope_layer_interval=4)
+    (folder / "config.json").write_text(json.dumps(config))
+    weights = load_file(folder / "model.safetensors")
+    for key, value in list(weights.items()):
+        for i in (2, 3):
+            weights[key.replace("layers.0.", f"layers.{i}.")] = value * (i + 1 if i else 1)
+    save_file(weights, folder / "model.safetensors")
+    path = write_checkpoint(tmp_path / "m.gguf", folder)
+    ours, theirs = open_source(path, TYPES), open_source(folder, TYPES)
+    for source in (ours, theirs):
+        assert source.config["no_rope_layers"] == [1, 1, 1, 0]
+        assert source.config["layer_types"] == ["full_attention"] * 4
+        assert source.config["sliding_window"] is None
+    assert len(theirs.tensors) == 39
+    for key, tensor in theirs.tensors.items():
+        np.testing.assert_array_equal(ours.tensors[key].load_f32(), tensor.load_f32())
+
+
+def test_mistral_needs_its_own_builder(tmp_path: Path) -> None:
+    """It comes under Llama's name; a window makes it another model."""
+    path = write_checkpoint(tmp_path / "m.gguf", "mistral-tiny")
+    with pytest.raises(UnsupportedError, match=r"holds a mistral model.*Supported: llama"):
+        open_source(path, ["llama"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defaults_are_those_of_transformers(tmp_path: Path, name: str) -> None:
+    """Left out keys mean what transformers' config classes say."""
+    transformers = pytest.importorskip("transformers")
+    raw = read_config(name)
+    needed = [
+        "model_type",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "vocab_size",
+        "max_position_embeddings",
+        "n_embd",
+        "n_layer",
+        "n_head",
+        "head_dim",
+    ]
+    minimal = {key: raw[key] for key in needed if key in raw}
+    for given in (raw, minimal):
+        kind = transformers.AutoConfig.for_model(**given)
+        want = {"tie_word_embeddings": kind.tie_word_embeddings, **kind.to_dict()}
+        got = complete_config(given, "config.json", 1000)
+        for key in MEANING:
+            # A default of 4 x n_embd is spelled None there; so are absent RoPE settings.
+            if key in want and key not in ("rope_scaling", "n_inner"):
+                assert got.get(key) == want[key], (key, given is raw)
 
 
 def test_tokenizer_and_facts(tmp_path: Path) -> None:

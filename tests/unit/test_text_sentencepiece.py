@@ -109,6 +109,15 @@ def test_space_prefix() -> None:
     assert made.encode("", add_bos=False) == []
 
 
+def test_tokens_that_swallow_white_space() -> None:
+    """Phi-3: the newline after <|user|> and <|end|> is no token."""
+    made = tokenizer(rstrip=[2])
+    assert made.encode("a</s> \n a </s>b", parse_special=True) == [1, 260, 2, 260, 263, 2, 261]
+    template = ChatTemplate("{{ messages[0].content }}</s>\nb")
+    ids = encode_chat(made, template, [{"role": "user", "content": "</s> a"}])
+    assert ids[-2:] == [2, 261] and ids.count(2) == 1
+
+
 def test_chat_with_injection() -> None:
     made = tokenizer()
     template = ChatTemplate(

@@ -182,6 +182,24 @@ def test_contradicting_keys(changes: dict[str, Any], error: type, what: str) -> 
         vocabulary(**changes)
 
 
+def test_phi3_tokens_swallow_white_space() -> None:
+    tokens = ["<unk>", "<s>", "</s>", "a", "<|endoftext|>", "<|user|>", "<|end|>"]
+    keys = {
+        "general.architecture": "phi3",
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([3, 3, 4, 1, 3, 3, 3], np.int32),
+        "tokenizer.ggml.scores": np.zeros(7, np.float32),
+    }
+    found = read_vocabulary("m.gguf", keys, [])
+    assert found is not None and found.rstrip == (2, 5, 6)
+    # SentencePiece's defaults for keys that are left out.
+    assert (found.bos_id, found.unk_id, found.add_bos, found.add_space_prefix) == (1, 0, True, True)
+    assert found.eos_ids == (4, 6)
+    other = read_vocabulary("m.gguf", {**keys, "general.architecture": "llama"}, [])
+    assert other is not None and other.rstrip == ()
+
+
 def test_type_count_must_fit() -> None:
     keys = {**tiny_vocabulary(), "tokenizer.ggml.token_type": np.ones(5, np.int32)}
     with pytest.raises(FormatError, match="token_type must be 512 numbers, one a token; it is 5"):

@@ -47,7 +47,11 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "max_window_layers": 28,
         "use_sliding_window": False,
     },
-    "phi3": {"rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0},
+    "phi3": {
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
     "smollm3": {
         "num_key_value_heads": 4,
         "rope_theta": 2e6,

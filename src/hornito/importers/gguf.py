@@ -123,6 +123,11 @@ def open_gguf(path: Path, supported: Collection[str]) -> Source:
     warnings: list[str] = []
     vocabulary = read_vocabulary(file.path, file.metadata, warnings)
     config = config_of(keys, names)
+    if config["model_type"] not in supported:
+        raise UnsupportedError(
+            f"{file.path}: it holds a {config['model_type']} model, which is not supported. "
+            f"Supported: {', '.join(sorted(supported))}"
+        )
     config["vocab_size"] = _config_from_rows(keys, file, vocabulary)
     # GPT-2's converter writes the tied table twice.
     if arch.model_type == "gpt2" and "output.weight" in names:

@@ -150,12 +150,10 @@ class Architecture:
 
 
 def _window(keys: Keys, config: dict[str, Any]) -> None:
-    # Llama files have no window; Mistral's come under the same name, with or without the key.
+    # Mistral's files come under Llama's name; without a window the two are one model.
     if keys.get("attention.sliding_window"):
         config["model_type"] = "mistral"
         config["sliding_window"] = keys.count("attention.sliding_window")
-    elif config["model_type"] == "mistral":
-        config["sliding_window"] = None
 
 
 def _phi3(keys: Keys, config: dict[str, Any]) -> None:
@@ -198,7 +196,6 @@ def _gemma3(keys: Keys, config: dict[str, Any]) -> None:
 
 ARCHITECTURES: dict[str, Architecture] = {
     "llama": Architecture("llama", _LLAMA_LAYER, permuted=True, extra=_window),
-    "mistral": Architecture("mistral", _LLAMA_LAYER, permuted=True, extra=_window),
     "qwen2": Architecture("qwen2", _LLAMA_LAYER),
     "qwen3": Architecture("qwen3", {**_LLAMA_LAYER, **_HEAD_NORMS}),
     "phi3": Architecture("phi3", _PHI3_LAYER, extra=_phi3),

@@ -224,7 +224,10 @@ def open_directory(folder: Path, supported: Collection[str]) -> Source:
         if not isinstance(tokenizer, dict):
             raise FormatError(f"{folder / 'tokenizer.json'}: not a JSON object")
     else:
-        warnings.append(f"{folder}: no tokenizer.json: the model takes and gives token ids only")
+        warnings.append(
+            f"{folder}: no tokenizer.json: the model takes and gives token ids only. With "
+            "transformers, AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one."
+        )
     tensors: dict[str, LazyTensor] = {}
     for name, entry in stored.items():
         mapped = _model_name(name, config["model_type"])

@@ -52,6 +52,7 @@ class Vocabulary:
         pre: how text is split before BPE (byte-level BPE).
         add_space_prefix: whether text gets a space in front (SentencePiece).
         bos_id, eos_ids, unk_id, add_bos, chat_template: as in `Source`.
+        rstrip: ids of tokens that swallow white space after them (SentencePiece).
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Vocabulary:
     pad_id: int | None
     add_bos: bool
     chat_template: str | None
+    rstrip: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
@@ -139,6 +141,7 @@ class Vocabulary:
             "version": 1,
             "add_space_prefix": self.add_space_prefix,
             "unk_id": self.unk_id,
+            "rstrip": list(self.rstrip),
             "tokens": self.tokens,
             "types": self.types.tolist(),
             "scores": [float(score) for score in self.scores],
@@ -233,6 +236,24 @@ def _eos_ids(reader: _Reader, tokens: list[str], types: npt.NDArray[np.int32]) -
     return tuple(dict.fromkeys(i for i in found if i is not None))
 
 
+def _rstrip(
+    metadata: Mapping[str, Any], tokens: list[str], types: npt.NDArray[np.int32]
+) -> tuple[int, ...]:
+    """Tokens of Phi-3 that swallow white space after them, which GGUF has no key for.
+
+    In its tokenizer.json all control tokens do, but for the three that come from Llama or stand
+    for the end of a document; and `</s>`, which is no control token there.
+    """
+    if metadata.get("general.architecture") != "phi3":
+        return ()
+    kept = {"<unk>", "<s>", "<|endoftext|>"}
+    return tuple(
+        i
+        for i, token in enumerate(tokens)
+        if token == "</s>" or (types[i] == CONTROL and token not in kept)
+    )
+
+
 def read_vocabulary(
     path: str, metadata: Mapping[str, Any], warnings: list[str]
 ) -> Vocabulary | None:
@@ -303,4 +324,5 @@ def read_vocabulary(
         pad_id=reader.token_id("ggml.padding_token_id", size),
         add_bos=reader.flag("ggml.add_bos_token", default_bos) and bos_id is not None,
         chat_template=template or None,
+        rstrip=_rstrip(metadata, tokens, types) if kind == "llama" else (),
     )

@@ -32,6 +32,7 @@ class SentencePieceBPE:
             self._scores = [float(score) for score in data["scores"]]
             self._space_first = bool(data["add_space_prefix"])
             unknown = data["unk_id"]
+            self._rstrip = frozenset(int(i) for i in data.get("rstrip", ()))
             self._unknown = int(unknown) if unknown is not None else None
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"tokenizer: damaged SentencePiece vocabulary: {error!r}") from error
@@ -97,14 +98,15 @@ class SentencePieceBPE:
         """Ids of `text`; control tokens in it are recognised only with `parse_special`."""
         finder = self._find_all if parse_special else self._find_defined
         out: list[int] = []
-        space_due = self._space_first
-        for piece, token_id in finder.split(text):
+        space_due, swallow = self._space_first, False
+        for found, token_id in finder.split(text):
+            piece = found.lstrip() if swallow else found
             if token_id is not None:
                 out.append(token_id)
-                space_due = self._space_first
+                space_due, swallow = self._space_first, token_id in self._rstrip
             elif piece:
                 out += self._encode_plain((" " if space_due else "") + piece)
-                space_due = False
+                space_due = swallow = False
         return out
 
     def encode_marked(self, marked: str, mark: str) -> list[int]:
@@ -119,6 +121,8 @@ class SentencePieceBPE:
             out += self.encode(marked[at : match.start()].replace(mark, ""), False)
             out.append(self._control[match[0]])
             at = match.end()
+            if out[-1] in self._rstrip:
+                at += len(marked[at:]) - len(marked[at:].lstrip())
         return out + self.encode(marked[at:].replace(mark, ""), False)
 
     def _encode_plain(self, text: str) -> list[int]:
