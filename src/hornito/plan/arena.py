@@ -37,7 +37,8 @@ class Layout:
 def pack(ranges: Sequence[LiveRange], *, alignment: int = ALIGNMENT, guard: int = 0) -> Layout:
     """Give every buffer an offset such that no two live at once share a byte.
 
-    Largest first, each at the lowest offset that is free for its whole life.
+    Largest first, each at the lowest offset that is free for its whole life. With a guard no two
+    buffers share a byte at all: otherwise one's guard band would be another's data.
     """
     placed: list[tuple[int, int, LiveRange]] = []  # offset, end, range; sorted by offset
     offsets: dict[str, int] = {}
@@ -46,7 +47,7 @@ def pack(ranges: Sequence[LiveRange], *, alignment: int = ALIGNMENT, guard: int 
         need = -(-(item.size + guard) // alignment) * alignment
         at = 0
         for offset, end, other in placed:
-            if not item.overlaps(other):
+            if not guard and not item.overlaps(other):
                 continue
             if at + need <= offset:
                 break

@@ -76,7 +76,8 @@ class BucketPlan:
 class Plan:
     """Everything that is decided before memory is allocated.
 
-    `weight_bytes` are exact tensor sizes; `arena` places the activations of every bucket.
+    `weight_bytes` are exact tensor sizes; `arena` places the activations of every bucket;
+    `vocabulary` is the ids of the head.
     """
 
     buckets: Mapping[tuple[str, int], BucketPlan]
@@ -85,10 +86,11 @@ class Plan:
     table_blocks: int
     weight_bytes: Mapping[str, int]
     layers: int
+    vocabulary: int
 
     def kernels(self) -> list[tuple[str, tuple[tuple[int, int], ...], int]]:
         """The distinct pipelines: kernel name, specialisation, push-constant bytes."""
-        seen = {}
+        seen: dict[tuple[str, tuple[tuple[int, int], ...], int], None] = {}
         for bucket in self.buckets.values():
             for program in (bucket.body, *bucket.tails.values()):
                 for d in program.dispatches:
@@ -194,7 +196,13 @@ class _Planner:
             )
         layers = len({n.attr("layer") for n in self.graph if n.op == "attention"})
         return Plan(
-            buckets, arena, self.kinds, self.table_blocks, self.weight_bytes, max(1, layers)
+            buckets,
+            arena,
+            self.kinds,
+            self.table_blocks,
+            self.weight_bytes,
+            max(1, layers),
+            self.vocabulary,
         )
 
     def _bucket_keys(self) -> list[tuple[str, int]]:

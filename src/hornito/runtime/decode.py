@@ -51,6 +51,8 @@ class _Run:
         self, sessions: Sequence[Session], counts: Sequence[int], ignore_eos: bool, steps: int
     ) -> None:
         self.engine = _one_engine(sessions)
+        if len(counts) != len(sessions):
+            raise UsageError(f"{len(counts)} counts for {len(sessions)} sessions")
         if not 1 <= steps <= RING // 2:
             raise UsageError(f"steps must be 1 to {RING // 2}, not {steps}")
         self.sessions = list(sessions)
@@ -61,36 +63,43 @@ class _Run:
             raise UsageError(f"{len(sessions)} sessions exceed the largest batch bucket")
         self.per_run = steps
         self.flags = ROW_LIVE | (ROW_IGNORE_EOS if ignore_eos else 0)
+        self.ends = frozenset(() if ignore_eos else self.engine.eos_ids)
         context = self.engine.context
         # Positions that may be evaluated: one for each new token, within the context.
         self.limits = [min(context, s.position + n) for s, n in zip(sessions, counts, strict=True)]
         self.submitted = [s.position for s in sessions]
-        self.pending_runs: list[tuple[int, int]] = []  # (ticket, steps)
+        self.position = list(self.submitted)  # of each session, as this run left it
+        self.over = [limit <= s.position for s, limit in zip(sessions, self.limits, strict=True)]
+        self.owns_rows = False
+        self.in_flight: list[tuple[int, int]] = []  # (ticket, steps)
+        self.arrived: list[Steps] = []  # read from the device, not yielded yet
 
     def steps(self) -> Iterator[Steps]:
-        first = True
-        live = [limit > s.position for s, limit in zip(self.sessions, self.limits, strict=True)]
-        while any(live):
-            while len(self.pending_runs) < 2 and self._left() > 0:
-                self._submit(first)
-                first = False
-            if not self.pending_runs:
+        while True:
+            while len(self.in_flight) < 2 and not self.arrived and self._left() > 0:
+                self._submit()
+            if not self.in_flight and not self.arrived:
                 return
-            tokens = self._take()
-            for i, new in enumerate(tokens):
-                live[i] = live[i] and len(new) == self.taken
+            if not self.arrived:
+                self._receive()
+            tokens = self.arrived.pop(0)
+            self._accept(tokens)
             if any(tokens):
                 yield tokens
 
     def _left(self) -> int:
         """Steps that have not been submitted yet for the session that wants most."""
-        return max(b - a for a, b in zip(self.submitted, self.limits, strict=True))
+        rows = zip(self.submitted, self.limits, self.over, strict=True)
+        return max(0 if over else limit - done for done, limit, over in rows)
 
-    def _submit(self, first: bool) -> None:
+    def _submit(self) -> None:
         engine = self.engine
+        self._check_sessions()
         count = min(self.per_run, self._left())
         updates: list[tuple[str, int, bytes]] = []
-        if first:
+        if not self.owns_rows:
+            engine.claim_batch(self._release)
+            self.owns_rows = True
             records = [self._row(i) for i in range(len(self.sessions))]
             n = len(records)
             updates = [
@@ -98,48 +107,66 @@ class _Run:
                 ("batch.call", 0, words(n, n, 0, 0)),
             ]
         for i, session in enumerate(self.sessions):
-            self.submitted[i] = min(self.submitted[i] + count, self.limits[i])
-            session.reserve(self.submitted[i])
+            if not self.over[i]:
+                self.submitted[i] = min(self.submitted[i] + count, self.limits[i])
+                session.reserve(self.submitted[i])
         step = engine.recording("batch", self.rows, "body")
         step = step + engine.recording("batch", self.rows, "argmax")
-        self.pending_runs.append((engine.submit(updates, step * count), count))
+        self.in_flight.append((engine.submit(updates, step * count), count))
 
     def _row(self, index: int) -> RowUpdate:
         session = self.sessions[index]
         if session.pending is None:
             raise SessionError("decoding needs a pending token; call prefill() first")
-        wanted = self.limits[index] > session.position
         return RowUpdate(
             session.pending,
             session.position,
             session.slot,
-            self.flags if wanted else 0,
+            0 if self.over[index] else self.flags,
             self.limits[index],
             self.engine.emitted("batch", index),
         )
 
-    def _take(self) -> Steps:
-        """Wait for the oldest run and move its tokens into the sessions."""
-        ticket, count = self.pending_runs.pop(0)
+    def _receive(self) -> None:
+        """Wait for the oldest run in flight and read its tokens."""
+        ticket, count = self.in_flight.pop(0)
         self.engine.wait(ticket)
-        self.taken = count
-        result: Steps = []
-        for i, session in enumerate(self.sessions):
-            first = self.engine.emitted("batch", i)
-            tokens = [t for t, _ in self.engine.records("batch", i, first, count)]
-            self.engine.advance("batch", i, len(tokens))
-            session.accept(tokens)
-            result.append(tokens)
-        return result
+        records = self.engine.take_records("batch", len(self.sessions), count)
+        new = [[token for token, _ in row] for row in records]
+        for i, tokens in enumerate(new):
+            self.over[i] = self.over[i] or len(tokens) < count or tokens[-1] in self.ends
+        self.arrived.append(new)
+
+    def _release(self) -> None:
+        """Another call wants the row records: finish what is in flight, keep it for later."""
+        self.owns_rows = False
+        while self.in_flight:
+            self._receive()
+
+    def _accept(self, tokens: Steps) -> None:
+        self._check_sessions()
+        for i, (session, new) in enumerate(zip(self.sessions, tokens, strict=True)):
+            session.accept(new)
+            self.position[i] = session.position
+
+    def _check_sessions(self) -> None:
+        for session, position in zip(self.sessions, self.position, strict=True):
+            session.check_open()
+            if session.position != position:
+                raise SessionError(
+                    f"a session moved from position {position} to {session.position} while a "
+                    "decode run had it; close the run first"
+                )
 
     def stop(self) -> None:
         """Wait for what is still running; its tokens are dropped."""
-        while self.pending_runs:
-            ticket, count = self.pending_runs.pop(0)
+        if self.engine.closed:
+            return
+        if self.owns_rows:
+            self.engine.leave_batch()
+        for ticket, count in self.in_flight:
             self.engine.wait(ticket)
-            for i in range(len(self.sessions)):
-                first = self.engine.emitted("batch", i)
-                self.engine.advance("batch", i, len(self.engine.records("batch", i, first, count)))
+            self.engine.skip_records("batch", len(self.sessions), count)
 
 
 def _one_engine(sessions: Sequence[Session]) -> Engine:

@@ -7,7 +7,7 @@ records, block tables) goes to the device in a small recording of the same submi
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -111,7 +111,7 @@ class Engine:
         self.memory = memory_plan(self.plan, self.options)
         _check_memory(device, self.memory)
         self.context = options.context
-        self.vocabulary = max(n.shape[0] for n in graph.weights.values() if n.matrix)
+        self.vocabulary = self.plan.vocabulary
         self._arenas: list[Arena] = []
         self._recordings: dict[tuple[str, int, str], list[Recorder]] = {}
         self._preludes: list[Recorder] = []
@@ -130,6 +130,7 @@ class Engine:
             raise
         self._free_slots = list(range(options.slots - 1, -1, -1))
         self._emitted = {kind: [0] * rows for kind, rows in self._kind_rows().items()}
+        self._release_batch: Callable[[], None] | None = None
 
     # -- set-up -----------------------------------------------------------------------------
 
@@ -173,9 +174,7 @@ class Engine:
             ]
         )
         if self.options.guard:
-            buffer, offset = self._activations["arena"]
-            poison = np.full(self.plan.arena.total // 4, np.nan, np.float32)
-            self.device.upload([(buffer, offset, poison.tobytes())])
+            self.poison_activations()
 
     # -- addresses and recordings -----------------------------------------------------------
 
@@ -261,28 +260,39 @@ class Engine:
         """Block until a submission has completed."""
         self.device.wait(ticket)
 
-    def records(self, kind: str, row: int, first: int, count: int) -> list[tuple[int, float]]:
-        """Tokens and log-probabilities that a row emitted, from sequence number `first` on.
+    def take_records(self, kind: str, rows: int, count: int) -> list[list[tuple[int, float]]]:
+        """Tokens and log-probabilities that each of the first `rows` rows emitted in `count` steps.
 
-        Fewer than `count` come back when the row stopped.
+        A row that stopped has fewer than `count`. Sequence numbers are used up either way: they
+        never repeat in an engine's life.
 
         Raises:
             HornitoError: the logits held a NaN.
         """
         view = self._host_words(f"{kind}.records").reshape(-1, RING, RECORD_BYTES // 4)
-        found: list[tuple[int, float]] = []
-        for number in range(first, first + count):
-            token, logprob, sequence, _ = view[row, number % RING].tolist()
-            if sequence != (number + 1) & 0xFFFFFFFF:
-                break
-            if token == NOT_A_NUMBER:
+        found: list[list[tuple[int, float]]] = []
+        for row in range(rows):
+            first, records = self._emitted[kind][row], []
+            for number in range(first, first + count):
+                token, logprob, sequence, _ = view[row, number % RING].tolist()
+                if sequence != (number + 1) & 0xFFFFFFFF:
+                    break
+                records.append((token, float(np.uint32(logprob).view(np.float32))))
+            found.append(records)
+        self.skip_records(kind, rows, count)
+        for row, records in enumerate(found):
+            if any(token == NOT_A_NUMBER for token, _ in records):
                 raise HornitoError(
                     f"the logits of row {row} are not finite: a value overflowed or the weights "
                     "are damaged; run `hornito verify` on the package, or load with "
                     "precision='high'"
                 )
-            found.append((token, float(np.uint32(logprob).view(np.float32))))
         return found
+
+    def skip_records(self, kind: str, rows: int, count: int) -> None:
+        """Pass over what the first `rows` rows emitted in `count` steps."""
+        for row in range(rows):
+            self._emitted[kind][row] += count
 
     def host_floats(self, name: str, count: int) -> npt.NDArray[np.float32]:
         """A copy of the first `count` floats of a readback item."""
@@ -297,12 +307,22 @@ class Engine:
         return np.frombuffer(view[offset : offset + size], np.uint32)
 
     def emitted(self, kind: str, row: int) -> int:
-        """The next sequence number of a row's records; they never repeat in an engine's life."""
-        return self._emitted[kind][row]
+        """The next sequence number of a row's records."""
+        return self._emitted[kind][row] & 0xFFFFFFFF
 
-    def advance(self, kind: str, row: int, count: int) -> None:
-        """Note that a row emitted `count` records."""
-        self._emitted[kind][row] += count
+    def claim_batch(self, release: Callable[[], None] | None = None) -> None:
+        """Become the one who writes the row records of `batch` plans.
+
+        Who had them before is asked to finish what it has in flight. `release` is called when
+        someone else comes; None for a call that is over at once.
+        """
+        before, self._release_batch = self._release_batch, release
+        if before is not None:
+            before()
+
+    def leave_batch(self) -> None:
+        """Give up what `claim_batch` gave."""
+        self._release_batch = None
 
     # -- slots ------------------------------------------------------------------------------
 
@@ -347,6 +367,12 @@ class Engine:
             pool.free()
         for arena in self._arenas:
             arena.free()
+
+    def poison_activations(self) -> None:
+        """Fill the activations with NaN (tests): no call may depend on what an earlier one left."""
+        buffer, offset = self._activations["arena"]
+        poison = np.full(self.plan.arena.total // 4, np.nan, np.float32)
+        self.device.upload([(buffer, offset, poison)])
 
     def check_guards(self) -> list[str]:
         """Activations whose guard band was written (tests; needs `guard` in the options)."""
@@ -399,10 +425,6 @@ def _state_items(plan: Plan, options: PlanOptions) -> list[tuple[str, int]]:
 
 
 def _readback_items(plan: Plan) -> list[tuple[str, int]]:
-    vocabulary = 0
-    for bucket in plan.buckets.values():
-        for dispatch in bucket.tails["logits"].dispatches:
-            vocabulary = max(vocabulary, dispatch.writes[0].size // bucket.selected["logits"] // 4)
     items = []
     most = 0
     for kind, rows, selected in _kind_sizes(plan):
@@ -411,7 +433,7 @@ def _readback_items(plan: Plan) -> list[tuple[str, int]]:
             (f"{kind}.given_logprob", rows * 4),
         ]
         most = max(most, selected)
-    items.append(("logits", most * vocabulary * 4))
+    items.append(("logits", most * plan.vocabulary * 4))
     return items
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 
 from hornito.errors import ContextOverflowError, SessionError, UsageError
 from hornito.ops.base import BLOCK_POSITIONS, ROW_IGNORE_EOS, ROW_LIVE, ceil_div
+from hornito.plan.plan import LOGITS_ROWS
 from hornito.runtime.engine import Engine, RowUpdate
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ class Session:
             ContextOverflowError: they do not fit; nothing is evaluated then.
             UsageError: no ids, or an id outside the vocabulary.
         """
-        self._admit(ids)
+        ids = self._admit(ids)
         chunks = list(self._schedule(len(ids), chunk))
         for index, (start, rows, live) in enumerate(chunks):
             tail = "argmax" if index == len(chunks) - 1 else "none"
@@ -76,7 +78,7 @@ class Session:
             `[n]` fp32: entry i belongs to ids[i]. The first entry is NaN when the session was
             empty, because nothing precedes it.
         """
-        self._admit(ids)
+        ids = self._admit(ids)
         out = np.full(len(ids), np.nan, np.float32)
         if self.ids:
             last = self.ids[-1]
@@ -85,6 +87,23 @@ class Session:
         if len(ids) > 1:
             self._score(ids[:-1], ids[1:], out[1:], chunk)
         self._evaluate(ids[-1:], 1, "argmax")
+        return out
+
+    def prefill_logits(self, ids: Sequence[int], *, chunk: int | None = None) -> FloatArray:
+        """Evaluate `ids` as `prefill` does and return the logits after each, `[n, V]` fp32."""
+        ids = self._admit(ids)
+        vocabulary = self.engine.vocabulary
+        out = np.empty((len(ids), vocabulary), np.float32)
+        for start, rows, live in self._schedule(len(ids), chunk):
+            kind = "batch" if rows == 1 else "chunk"
+            self._evaluate(ids[start : start + live], rows, "none")
+            for first in range(0, live, LOGITS_ROWS):
+                picked = range(first, min(first + LOGITS_ROWS, live))
+                self._tail(kind, rows, "logits", live, picked)
+                found = self.engine.host_floats("logits", len(picked) * vocabulary)
+                out[start + first :][: len(picked)] = found.reshape(-1, vocabulary)
+        self._tail(kind, rows, "argmax", live, [live - 1])
+        self._collect(kind, 1)
         return out
 
     def logits(self) -> FloatArray:
@@ -96,6 +115,7 @@ class Session:
         Raises:
             SessionError: nothing was evaluated since the session began or was rewound.
         """
+        self.check_open()
         if not self.ids or self.pending is None:
             raise SessionError("logits() needs an evaluated token; call prefill() or step() first")
         last, pending = self.ids[-1], self.pending
@@ -116,9 +136,14 @@ class Session:
             )
             out[start : start + live] = self.engine.host_floats(f"{kind}.given_logprob", live)
 
-    def _admit(self, ids: Sequence[int]) -> None:
-        self._check_open()
-        if not len(ids):
+    def _admit(self, given: Sequence[int]) -> list[int]:
+        """The ids as plain integers, when they can be evaluated."""
+        self.check_open()
+        try:
+            ids = [operator.index(token) for token in given]
+        except TypeError as error:
+            raise UsageError(f"token ids must be whole numbers: {error}") from error
+        if not ids:
             raise UsageError("no token ids to evaluate")
         vocabulary = self.engine.vocabulary
         for token in ids:
@@ -133,6 +158,7 @@ class Session:
                 tokens=total,
                 context=self.engine.context,
             )
+        return ids
 
     def _schedule(self, count: int, chunk: int | None) -> Iterator[tuple[int, int, int]]:
         """(start, bucket rows, live rows) of each chunk, cut at multiples of the largest bucket."""
@@ -162,9 +188,10 @@ class Session:
         """
         engine = self.engine
         kind = "batch" if rows == 1 else "chunk"
-        bucket = engine.plan.buckets[kind, rows]
         live = len(ids)
         self.reserve(self.position + live)
+        if kind == "batch":
+            engine.claim_batch()
         every = tail == "logprob" or kind == "batch"
         picked = range(live) if every else [live - 1]
         records = [
@@ -197,20 +224,26 @@ class Session:
             return 0
         engine.wait(ticket)
         if tail in ("argmax", "logprob"):
-            self._collect(kind, len(picked), bucket.selected[tail])
+            self._collect(kind, len(picked))
         return len(picked) - 1
 
-    def _collect(self, kind: str, picked: int, selected: int) -> None:
-        """Read the records of a call; the last one's token is the pending one."""
+    def _tail(self, kind: str, rows: int, tail: str, live: int, picked: Sequence[int]) -> None:
+        """Run a tail over rows of the call before, whose body is still in the activations."""
         engine = self.engine
-        assert picked <= selected
-        for s in range(picked):
-            first = engine.emitted(kind, s)
-            found = engine.records(kind, s, first, 1)
-            if not found:
-                raise SessionError(f"the device returned no record for row {s}")
-            engine.advance(kind, s, 1)
-            self.pending = found[0][0]
+        changes = [(f"{kind}.call", 0, words(live, len(picked), 0, 0))]
+        if kind == "chunk":
+            changes.append((f"{kind}.selection", 0, words(*picked)))
+        runs = list(engine.recording(kind, rows, tail))
+        if tail == "logits":
+            runs.append(engine.logits_copy(kind, rows))
+        engine.wait(engine.submit(changes, runs))
+
+    def _collect(self, kind: str, picked: int) -> None:
+        """Read the records of a call; the last one's token is the pending one."""
+        records = self.engine.take_records(kind, picked, 1)
+        if not all(records):
+            raise SessionError(f"the device returned no record for row {records.index([])}")
+        self.pending = records[-1][0][0]
 
     # -- blocks -----------------------------------------------------------------------------
 
@@ -233,7 +266,7 @@ class Session:
         Raises:
             UsageError: the position lies outside what was evaluated.
         """
-        self._check_open()
+        self.check_open()
         if not 0 <= position <= self.position:
             raise UsageError(f"can't rewind to {position}: {self.position} tokens are evaluated")
         if position < self.position:
@@ -248,7 +281,8 @@ class Session:
             self.ids.append(self.pending)
             self.pending = token
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raise SessionError when the session was closed."""
         if self._closed:
             raise SessionError("this session is closed")
 
