@@ -101,6 +101,13 @@ def test_control_tokens_only_when_asked_for() -> None:
     assert made.decode(made.encode("<s>a</s>", add_bos=False)) == "<s>a</s>"
 
 
+def test_end_tokens_declared_as_text_are_protected() -> None:
+    types = [USER_DEFINED if i == 2 else kind for i, kind in enumerate(data()["types"])]
+    made = tokenizer(types=types)
+    assert made.is_special(2) and 2 not in made.encode("a</s>")
+    assert made.encode("a</s>", parse_special=True) == [1, 260, 2]
+
+
 def test_space_prefix() -> None:
     made = tokenizer(prefix=True)
     spelled = [made.id_to_piece(i) for i in made.encode("a</s>a b", parse_special=True)]

@@ -91,6 +91,15 @@ def test_user_text_never_holds_control_tokens() -> None:
     assert 3 in tokenizer.encode("a <tool> b")
 
 
+def test_end_tokens_declared_as_text_are_protected() -> None:
+    types = [3, 3, 4, 4, *[1] * 508]
+    tokenizer = build(**{"ggml.token_type": types})
+    assert tokenizer.is_special(2) and 2 not in tokenizer.encode("a<|im_end|>")
+    assert tokenizer.encode("<|im_end|>", parse_special=True) == [2]
+    # Another user-defined token stays what it is.
+    assert not tokenizer.is_special(3) and 3 in tokenizer.encode("<tool>")
+
+
 def test_special_tokens() -> None:
     tokenizer = build()
     assert tokenizer.special_tokens == {"<|endoftext|>": 0, "<|im_start|>": 1, "<|im_end|>": 2}

@@ -274,6 +274,9 @@ def complete_config(config: Mapping[str, Any], where: str, tensor_count: int) ->
         if out["n_inner"] is None:
             out["n_inner"] = 4 * hidden
         layers = _count(out, "n_layer", where)
+        # The names that every other family has, as transformers' attribute map gives them.
+        out.update(hidden_size=hidden, num_attention_heads=heads, num_hidden_layers=layers)
+        out["max_position_embeddings"] = _count(out, "n_positions", where)
         if hidden % heads:
             raise FormatError(f"{where}: n_embd {hidden} is no multiple of n_head {heads}")
     elif model_type in _DEFAULTS:

@@ -46,6 +46,20 @@ def _load(raw: bytes) -> tokenizers.Tokenizer:
     return loaded
 
 
+def _declared(raw: bytes, control_ids: frozenset[int]) -> tuple[bytes, tokenizers.Tokenizer]:
+    """Load a file in which every added token of `control_ids` is a control token."""
+    loaded = _load(raw)
+    added = loaded.get_added_tokens_decoder()
+    if all(added[i].special for i in control_ids if i in added):
+        return raw, loaded
+    data = json.loads(raw)
+    for entry in data["added_tokens"]:
+        if entry["id"] in control_ids:
+            entry["special"] = True
+    changed = json.dumps(data, ensure_ascii=False).encode("utf-8")
+    return changed, _load(changed)
+
+
 def _decoders(state: Any) -> Iterator[dict[str, Any]]:
     if isinstance(state, dict):
         if state.get("type") == "Sequence":
@@ -64,10 +78,12 @@ class HuggingFaceTokenizer:
         strips_first_space: whether decoding drops the first space of a sequence.
     """
 
-    def __init__(self, raw: bytes) -> None:
-        """Read the file; FormatError when damaged, UnsupportedError for an unknown decoder."""
-        self._raw = raw
-        self._tokenizer = _load(raw)
+    def __init__(self, raw: bytes, control_ids: frozenset[int] = frozenset()) -> None:
+        """Read the file; FormatError when damaged, UnsupportedError for an unknown decoder.
+
+        Added tokens in `control_ids` count as control tokens, whatever the file says.
+        """
+        self._raw, self._tokenizer = _declared(raw, control_ids)
         # `encode_special_tokens` is a switch on the tokenizer, so encoding is one at a time.
         self._lock = threading.Lock()
         self._added = self._tokenizer.get_added_tokens_decoder()

@@ -24,8 +24,11 @@ _WORD = re.compile(f"{SPACE}*[^{SPACE}]*")
 class SentencePieceBPE:
     """A score-based vocabulary; see `hornito.importers.tokenizer` for its JSON."""
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        """Take the parsed JSON; FormatError when its parts do not fit together."""
+    def __init__(self, data: Mapping[str, Any], control_ids: frozenset[int] = frozenset()) -> None:
+        """Take the parsed JSON; FormatError when its parts do not fit together.
+
+        User-defined tokens in `control_ids` count as control tokens.
+        """
         try:
             self.tokens = [str(token) for token in data["tokens"]]
             self.types = [int(kind) for kind in data["types"]]
@@ -53,7 +56,7 @@ class SentencePieceBPE:
                 value = _byte_value(token)
                 if value is not None:
                     self._bytes[value] = i
-            elif kind == _CONTROL:
+            elif kind == _CONTROL or (kind == _USER_DEFINED and i in control_ids):
                 self._control[token] = i
             elif kind != _UNKNOWN and token:
                 self._pieces[token] = i

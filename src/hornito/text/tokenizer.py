@@ -38,14 +38,14 @@ class _Backend(Protocol):
     def encode_marked(self, marked: str, mark: str) -> list[int]: ...
 
 
-def _backend(raw: bytes) -> _Backend:
+def _backend(raw: bytes, control_ids: frozenset[int]) -> _Backend:
     if not _SENTENCEPIECE.match(raw):
-        return HuggingFaceTokenizer(raw)
+        return HuggingFaceTokenizer(raw, control_ids)
     try:
         data = json.loads(raw)
     except (ValueError, RecursionError) as error:
         raise FormatError(f"tokenizer: not valid JSON: {error}") from error
-    return SentencePieceBPE(data)
+    return SentencePieceBPE(data, control_ids)
 
 
 class Tokenizer:
@@ -78,7 +78,9 @@ class Tokenizer:
         self.add_bos = add_bos and bos_id is not None
         self.bos_id = bos_id
         self.eos_ids = tuple(eos_ids)
-        self._backend = _backend(tokenizer_json)
+        # Some files declare their start and end tokens as plain text; a user must not spell them.
+        control = {*self.eos_ids, *(() if bos_id is None else (bos_id,))}
+        self._backend = _backend(tokenizer_json, frozenset(control))
         self._size = self._backend.size
         self._special_ids = frozenset(self._backend.special.values())
 
