@@ -236,6 +236,13 @@ def test_tokenizer_and_facts(tmp_path: Path) -> None:
     assert len(source.file_tensor_names) == 29
 
 
+def test_sampling_defaults(tmp_path: Path) -> None:
+    source, _ = both(tmp_path, "llama-tiny", keys={"general.sampling.top_k": 20})
+    assert source.generation_config == {"top_k": 20}
+    with pytest.raises(FormatError, match=r"general.sampling.temp is hot"):
+        both(tmp_path, "llama-tiny", vocabulary={"general.sampling.temp": "hot"})
+
+
 def test_no_tokenizer_is_said(tmp_path: Path) -> None:
     source, _ = both(tmp_path, "llama-tiny")
     assert source.tokenizer_json is None and source.eos_ids == ()

@@ -245,6 +245,15 @@ def test_every_end_token_counts(folder: Path) -> None:
     assert source.token_strings == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
+def test_token_strings_of_older_checkpoints(folder: Path) -> None:
+    tokenizer_files(folder, None)
+    edit(folder / "tokenizer_config.json", eos_token=None)
+    edit(folder / "special_tokens_map.json", bos_token="<old>", eos_token={"content": "</s>"})
+    source = open_source(folder, TYPES)
+    assert source.token_strings == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert 5 in source.eos_ids
+
+
 @pytest.mark.parametrize(
     ("processor", "config", "want"),
     [

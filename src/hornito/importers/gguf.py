@@ -17,6 +17,7 @@ from hornito.importers.gguf_names import (
     Architecture,
     Keys,
     config_of,
+    generation_of,
     layer_part,
 )
 from hornito.importers.gguf_rope import FREQ_FACTORS, rope_settings
@@ -156,7 +157,7 @@ def open_gguf(path: Path, supported: Collection[str]) -> Source:
         tensors=tensors,
         tokenizer_json=vocabulary.to_json() if vocabulary else None,
         chat_template=vocabulary.chat_template if vocabulary else None,
-        generation_config={},
+        generation_config=generation_of(file.path, file.metadata),
         eos_ids=vocabulary.eos_ids if vocabulary else (),
         bos_id=vocabulary.bos_id if vocabulary else None,
         add_bos=vocabulary.add_bos if vocabulary else False,

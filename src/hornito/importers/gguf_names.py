@@ -214,6 +214,31 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 
 
+_SAMPLING = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
+
+
+def generation_of(path: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The generation_config.json that the keys `general.sampling.*` stand for."""
+    found: dict[str, Any] = {}
+    for theirs, ours in _SAMPLING.items():
+        key = f"general.sampling.{theirs}"
+        value = metadata.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise FormatError(f"{path}: key {key} is {str(value)[:40]}, not a number")
+        if not math.isfinite(value):
+            raise FormatError(f"{path}: key {key} is {value}")
+        found[ours] = value if isinstance(value, int) else decimal(value)
+    return found
+
+
 def layer_part(file_name: str) -> tuple[str, str] | None:
     """`('attn_q', 'weight')` of a layer tensor's name, else None."""
     match = _LAYER_NAME.fullmatch(file_name)

@@ -215,7 +215,11 @@ def open_directory(folder: Path, supported: Collection[str]) -> Source:
     stored = _shards(folder)
     config = complete_config(raw_config, str(folder / "config.json"), len(stored))
     generation = _object(folder / "generation_config.json")
-    tokenizer_config = _object(folder / "tokenizer_config.json")
+    # special_tokens_map.json is the older place of the token strings.
+    tokenizer_config = {
+        **_object(folder / "special_tokens_map.json"),
+        **_object(folder / "tokenizer_config.json"),
+    }
     tokenizer_json = _bytes(folder / "tokenizer.json")
     warnings: list[str] = []
     tokenizer: Any = {}
