@@ -14,7 +14,9 @@ from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import Array, Lowering, Push, present
 
-PUSH = Push("x:u64 weight:u64 selection:u64 result:u64 call:u64 width:u32 eps:f32")
+PUSH = Push(
+    "x:u64 weight:u64 selection:u64 result:u64 call:u64 live_word:u32 width:u32 eps:f32"
+)
 
 
 def infer(graph: Graph, node: Node) -> list[Value]:
@@ -43,7 +45,16 @@ def lower(node: Node, low: Lowering) -> None:
         node,
         "rms_norm/norm.default",
         PUSH,
-        (x, weight, selection, result, low.call, width, node.attr("eps")),
+        (
+            x,
+            weight,
+            selection,
+            result,
+            low.call,
+            low.live_word(node.outputs[0]),
+            width,
+            node.attr("eps"),
+        ),
         (rows, 1, 1),
         reads=(x, weight, selection, low.call),
         writes=(result,),

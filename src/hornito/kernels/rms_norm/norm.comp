@@ -3,7 +3,7 @@
 //
 // Geometry: 128 threads a row, one workgroup a row (x). The sum is a fixed tree.
 // Push: addresses of x [T, H], weight [H], selection [S] (or anything), out [S, H], the call header
-// {live rows}; H, eps.
+// {live rows, live selected rows}; which of its words counts out's rows; H, eps.
 // Specialisation: 0 SELECT.
 #version 450
 #extension GL_GOOGLE_include_directive : require
@@ -18,6 +18,7 @@ layout(push_constant) uniform Push {
   Words selection;
   Floats result;
   Words call;
+  uint live_word;
   uint width;
   float eps;
 } p;
@@ -27,12 +28,8 @@ shared float partial[128];
 void main() {
   uint s = gl_WorkGroupID.x;
   uint t = gl_LocalInvocationID.x;
-  uint r = s;
-  if (SELECT == 1u) {
-    r = load_word(p.selection, s);
-  } else if (s >= load_word(p.call, 0u)) {
-    return;
-  }
+  if (s >= load_word(p.call, p.live_word)) return;
+  uint r = SELECT == 1u ? load_word(p.selection, s) : s;
   uint base = r * p.width;
   float sum = 0.0;
   for (uint i = t; i < p.width; i += 128u) {

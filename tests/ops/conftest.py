@@ -1,0 +1,23 @@
+"""One device for all op tests, with the validation layer's objections raised at the end."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from hornito.vk.device import open_device
+from ops.harness import Bench
+
+
+@pytest.fixture(scope="session")
+def bench(
+    kernels: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
+    """A device that op tests share, pipelines and all."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
+    with open_device(os.environ.get("HORNITO_DEVICE")) as device:
+        yield Bench(device)
+    patch.undo()

@@ -1,0 +1,568 @@
+"""Runs a small graph on a device and watches every byte around it.
+
+All buffers of a run lie in one image that starts as a NaN pattern: values, scratch, weights, rows,
+tables and KV blocks, each between guard bands. The image runs three times; every bit of it must
+come out the same, and nothing may differ from the start but what the dispatches declare to write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from hornito.graph.graph import CACHE, Graph
+from hornito.graph.reference import ReferenceState, evaluate
+from hornito.graph.shapes import S, T
+from hornito.ops import registry
+from hornito.ops.base import (
+    BLOCK_POSITIONS,
+    ROW_IGNORE_EOS,
+    ROW_LIVE,
+    Array,
+    Dispatch,
+    KvLayout,
+    Lowering,
+    Operand,
+    Tail,
+)
+from hornito.ops.kernels import load_spirv
+from hornito.plan.hazards import Range, barriers
+from hornito.plan.plan import weight_sizes
+from hornito.vk.caps import Caps
+from hornito.vk.device import Device
+from hornito.vk.memory import Buffer
+from hornito.vk.record import Recorder
+
+Words = npt.NDArray[np.uint32]
+
+POISON = 0x7FC17E5A
+"""A NaN as fp32, and in both halves as fp16."""
+
+GUARD = 1024
+"""Poisoned bytes before and after every buffer."""
+
+REPEATS = 3
+
+PLACEHOLDER = "placeholder"
+"""Where arguments point that a dispatch neither reads nor writes: poison, never to change."""
+
+
+def device_class(caps: Caps, name: str) -> Caps:
+    """The device as one of the classes that kernels are chosen by.
+
+    `software` is a CPU driver with subgroups, `plain` one without, `gpu` any hardware, and
+    `small_grid` hardware that allows few workgroups.
+    """
+    if name == "gpu":
+        return replace(caps, device_kind="discrete")
+    if name == "small_grid":
+        return replace(caps, device_kind="discrete", max_workgroup_count=(20, 65535, 65535))
+    if name == "plain":
+        return replace(
+            caps,
+            device_kind="software",
+            subgroup_size=1,
+            subgroup_min=1,
+            subgroup_max=1,
+            subgroup_ops=frozenset(),
+            subgroup_in_compute=False,
+        )
+    if name != "software":
+        raise ValueError(name)
+    return replace(caps, device_kind="software")
+
+
+def rows_of(
+    positions: Sequence[int],
+    *,
+    bucket: int = 0,
+    tokens: Sequence[int] | None = None,
+    slots: Sequence[int] | None = None,
+    inactive: Sequence[int] = (),
+    ignore_eos: Sequence[int] = (),
+    limits: Sequence[int] | None = None,
+    emitted: Sequence[int] | None = None,
+) -> Words:
+    """Row records `[bucket, 8]`; those past the positions, and inactive ones, hold nonsense."""
+    count = len(positions)
+    rows = np.full((max(bucket, count), 8), 0xFFFFFFF0, np.uint32)
+    rows[:, 3] = 0
+    for r, position in enumerate(positions):
+        flags = ROW_LIVE | (ROW_IGNORE_EOS if r in ignore_eos else 0)
+        if r in inactive:
+            flags &= ~ROW_LIVE
+        rows[r] = (
+            tokens[r] if tokens is not None else 0,
+            position,
+            slots[r] if slots is not None else 0,
+            flags,
+            limits[r] if limits is not None else 1 << 30,
+            emitted[r] if emitted is not None else 0,
+            0,
+            0,
+        )
+    return rows
+
+
+class KvPool:
+    """KV blocks of one kind, scattered in memory, with a table per slot.
+
+    Everything is poison until `put` writes it, so a key that must not be seen shows as NaN. Table
+    entries without a block point at a block of poison.
+    """
+
+    def __init__(
+        self,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        half: bool,
+        slots: int = 1,
+        table_blocks: int = 4,
+        layers: int = 2,
+        layer: int = 1,
+        owned: Sequence[int] | None = None,
+        seed: int = 5,
+    ) -> None:
+        """`owned` blocks per slot, from position 0; the node's layer is `layer` of `layers`."""
+        self.kv_heads, self.head_dim, self.half = kv_heads, head_dim, half
+        self.layers, self.layer = layers, layer
+        owned = owned if owned is not None else [table_blocks] * slots
+        count = 1 + sum(owned)
+        order = 1 + np.random.default_rng(seed).permutation(count - 1)
+        self.table = np.zeros((slots, table_blocks), np.int64)
+        at = 0
+        for slot, blocks in enumerate(owned):
+            self.table[slot, :blocks] = order[at : at + blocks]
+            at += blocks
+        shape = (count, layers, 2, kv_heads, BLOCK_POSITIONS, head_dim)
+        self.dtype = np.dtype(np.float16 if half else np.float32)
+        words = int(np.prod(shape)) * self.dtype.itemsize // 4
+        self.data = np.full(words, POISON, np.uint32).view(self.dtype).reshape(shape)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.data[0].nbytes
+
+    def layout(self, table: Operand) -> KvLayout:
+        return KvLayout(0, self.layer, self.kv_heads, self.head_dim, self.half, table)
+
+    def at(self, slot: int, position: int) -> tuple[int, int]:
+        """Block and position inside it; an unowned position is an error of the test."""
+        block = int(self.table[slot, position // BLOCK_POSITIONS])
+        assert block != 0, "the test writes a position that the slot does not own"
+        return block, position % BLOCK_POSITIONS
+
+    def put(self, slot: int, position: int, k: Array, v: Array) -> None:
+        """Store keys and values `[kv_heads, head_dim]` of one position."""
+        block, inside = self.at(slot, position)
+        self.data[block, self.layer, 0, :, inside] = to_half(k) if self.half else k
+        self.data[block, self.layer, 1, :, inside] = to_half(v) if self.half else v
+
+    def fill(self, slot: int, count: int, rng: np.random.Generator, scale: float = 1.0) -> None:
+        """Random keys and values at the positions before `count`."""
+        for position in range(count):
+            shape = (self.kv_heads, self.head_dim)
+            k = rng.standard_normal(shape) * scale
+            self.put(slot, position, k, rng.standard_normal(shape))
+
+    def state(self, slot: int, count: int) -> ReferenceState:
+        """The evaluator's state that holds the slot's first `count` positions as layer 0."""
+        state = ReferenceState()
+        cache = state.layer(0)
+        for position in range(count):
+            block, inside = self.at(slot, position)
+            cache.keys[position] = self.data[block, self.layer, 0, :, inside].astype(np.float64)
+            cache.values[position] = self.data[block, self.layer, 1, :, inside].astype(np.float64)
+        return state
+
+    def copy(self) -> KvPool:
+        twin = object.__new__(KvPool)
+        twin.__dict__.update(self.__dict__)
+        twin.data = self.data.copy()
+        return twin
+
+
+def to_half(values: Array) -> npt.NDArray[np.float16]:
+    """fp16, nearest even, with finite values saturated as the KV store does."""
+    values = np.asarray(values, np.float32)
+    finite = np.isfinite(values)
+    return np.where(finite, np.clip(values, -65504.0, 65504.0), values).astype(np.float16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One call of a graph on the device.
+
+    Attributes:
+        inputs: float inputs of the graph, rows up to the bucket's; missing rows are poison.
+        weights: by name, in fp32; fp16 weights are rounded.
+        rows: row records, see `rows_of`; the bucket is their number.
+        live: rows in the call header (default: up to the last live record).
+        selection: rows whose output is wanted; padded to `selected` with row 0.
+        device: see `device_class`.
+        padding: whether rows past the live ones must stay as they were.
+        allow_nan: whether live results may hold NaN.
+    """
+
+    graph: Graph
+    rows: Words
+    inputs: Mapping[str, Array] = field(default_factory=dict)
+    weights: Mapping[str, Array] = field(default_factory=dict)
+    kind: str = "chunk"
+    live: int = -1
+    selection: Sequence[int] = ()
+    selected: int = 0
+    tail: Tail = Tail("none")
+    kv: KvPool | None = None
+    table_stride: int = 0
+    next_ids: Sequence[int] = ()
+    eos: Sequence[int] = ()
+    device: str = "software"
+    padding: bool = True
+    allow_nan: bool = False
+    barrier_everywhere: bool = False
+
+    @property
+    def live_rows(self) -> int:
+        if self.live >= 0:
+            return self.live
+        flagged = np.flatnonzero(self.rows[:, 3] & ROW_LIVE)
+        return int(flagged[-1]) + 1 if len(flagged) else 0
+
+    @property
+    def bucket_selected(self) -> int:
+        return max(1, self.selected, len(self.selection))
+
+    def expected(self, state: ReferenceState | None = None) -> dict[str, Array]:
+        """Outputs of the live rows by the numpy evaluator, in float64."""
+        live = self.live_rows
+        inputs: dict[str, Array] = {
+            "ids": self.rows[:live, 0].astype(np.int64),
+            "positions": self.rows[:live, 1].astype(np.int64),
+            "selection": np.asarray(self.selection, np.int64),
+        }
+        for name, value in self.graph.inputs.items():
+            if value.dtype == CACHE:
+                inputs[name] = np.zeros(0)
+            elif name in self.inputs:
+                count = len(self.selection) if value.shape[0] == S else live
+                inputs[name] = self.inputs[name][:count].astype(np.float64)
+        rounded: dict[str, Array] = {}
+        for name, array in self.weights.items():
+            half = self.graph.weights[name].dtype == "fp16"
+            rounded[name] = array.astype(np.float16).astype(np.float32) if half else array
+        return evaluate(self.graph, inputs, rounded, state or ReferenceState(), keep=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run left behind."""
+
+    call: Call
+    low: Lowering
+    image: Words
+    places: Mapping[str, tuple[int, int]]
+    blocks: KvPool | None
+
+    @property
+    def dispatches(self) -> list[Dispatch]:
+        return self.low.dispatches
+
+    @property
+    def kernels(self) -> list[str]:
+        return [d.kernel for d in self.low.dispatches]
+
+    def words(self, operand: Operand) -> Words:
+        """The words of an operand."""
+        start = self.places[operand.name][0] + operand.offset
+        return self.image[start // 4 : (start + operand.size) // 4]
+
+    def all_rows(self, name: str) -> Array:
+        """A value `[bucket rows, width]`."""
+        shape = self.low.shape(name)
+        return self.words(self.low.operand(name)).view(np.float32).reshape(shape)
+
+    def value(self, name: str) -> Array:
+        """A value's live rows."""
+        selected = self.low.live_word(name) == 1
+        count = len(self.call.selection) if selected else self.call.live_rows
+        return self.all_rows(name)[:count]
+
+    @property
+    def rows(self) -> Words:
+        return self.words(self.low.row_records).reshape(-1, 8)
+
+    @property
+    def records(self) -> Words:
+        """`[S, ring, 4]`."""
+        return self.words(self.low.records).reshape(self.low.selected, -1, 4)
+
+    @property
+    def given_logprob(self) -> Array:
+        return self.words(self.low.given_logprob).view(np.float32)
+
+
+def lower(call: Call, caps: Caps) -> Lowering:
+    """The call's graph as dispatches, without a device."""
+    kv: dict[int, KvLayout] = {}
+    table_blocks, slots = 1, 1
+    if call.kv is not None:
+        slots, table_blocks = call.kv.table.shape
+        stride = call.table_stride or table_blocks
+        kv[0] = call.kv.layout(Operand("tables", 0, slots * stride * 8))
+    low = Lowering(
+        call.graph,
+        device_class(caps, call.device),
+        kind=call.kind,
+        rows=len(call.rows),
+        selected=call.bucket_selected,
+        kv=kv,
+        table_blocks=table_blocks,
+        table_stride=call.table_stride or None,
+        weight_bytes=weight_sizes(call.graph),
+        tail=call.tail,
+    )
+    for node in call.graph:
+        registry.op(node.op).lower(node, low)
+    return low
+
+
+class Bench:
+    """A device with one buffer that every image is copied into."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._buffer: Buffer | None = None
+
+    def run(self, call: Call) -> Outcome:
+        """Run the call three times from the same start and check everything that holds for all."""
+        low = lower(call, self.device.caps)
+        image, places = _lay_out(call, low)
+        buffer = self._hold(image.nbytes)
+        start = image.copy()
+        _write_tables(call, start, places, buffer.address)
+        recording = self._record(low, places, buffer, everywhere=call.barrier_everywhere)
+        after = self._submit(recording, buffer, start)
+        for _ in range(REPEATS - 1):
+            again = self._submit(recording, buffer, start)
+            assert np.array_equal(after, again), f"{_where(after != again, places)} not repeatable"
+        recording.free()
+        outcome = Outcome(call, low, after, places, _pool_after(call, after, places))
+        _check_writes(low, start, after, places)
+        _check_rows(outcome)
+        return outcome
+
+    def _hold(self, size: int) -> Buffer:
+        if self._buffer is None or self._buffer.size < size:
+            if self._buffer is not None:
+                self._buffer.free()
+            self._buffer = self.device.allocate(max(size, 1 << 24), "device", "op tests")
+            assert self._buffer.address % 256 == 0
+        return self._buffer
+
+    def _record(
+        self,
+        low: Lowering,
+        places: Mapping[str, tuple[int, int]],
+        buffer: Buffer,
+        *,
+        everywhere: bool,
+    ) -> Recorder:
+        recording = self.device.command_buffer("op test")
+        needed = barriers(low.dispatches, lambda o: _range(o, places))
+        for dispatch, barrier in zip(low.dispatches, needed, strict=True):
+            if barrier or everywhere:
+                recording.barrier()
+            pipeline = self.device.pipeline(
+                load_spirv(dispatch.kernel),
+                name=dispatch.kernel,
+                spec=dispatch.spec,
+                push_size=dispatch.push.size,
+            )
+            values = [_number(arg, dispatch, places, buffer) for arg in dispatch.args]
+            recording.dispatch(pipeline, dispatch.push.pack(values), dispatch.groups)
+        recording.end()
+        return recording
+
+    def _submit(self, recording: Recorder, buffer: Buffer, start: Words) -> Words:
+        self.device.upload([(buffer, 0, start)])
+        self.device.wait(self.device.submit([recording]), timeout_s=120)
+        return np.frombuffer(self.device.download(buffer, 0, start.nbytes), np.uint32)
+
+
+def _number(
+    arg: Operand | int | float,
+    dispatch: Dispatch,
+    places: Mapping[str, tuple[int, int]],
+    buffer: Buffer,
+) -> int | float:
+    """An argument as it goes into the push block; undeclared operands get the placeholder."""
+    if not isinstance(arg, Operand):
+        return arg
+    declared = {o.name for o in (*dispatch.reads, *dispatch.writes)}
+    if arg.name not in declared:
+        return buffer.address + places[PLACEHOLDER][0]
+    return buffer.address + places[arg.name][0] + arg.offset
+
+
+def _range(operand: Operand, places: Mapping[str, tuple[int, int]]) -> Range:
+    if operand.name.startswith("kv:"):
+        return (operand.name, 0, 1)
+    start = places[operand.name][0] + operand.offset
+    return ("image", start, start + operand.size)
+
+
+def _lay_out(call: Call, low: Lowering) -> tuple[Words, dict[str, tuple[int, int]]]:
+    """The image with its contents, and where every buffer lies: name to (offset, size)."""
+    contents = _contents(call, low)
+    sizes = {
+        o.name: 0 for d in low.dispatches for o in (*d.reads, *d.writes) if o.name[:3] != "kv:"
+    }
+    for dispatch in low.dispatches:
+        for operand in (*dispatch.reads, *dispatch.writes):
+            if operand.name in sizes:
+                end = operand.offset + operand.size
+                sizes[operand.name] = max(sizes[operand.name], end)
+    sizes |= {name: data.nbytes for name, data in contents.items()}
+    sizes |= {name: size for name, size in low.buffers.items() if name not in contents}
+    sizes[PLACEHOLDER] = 4096
+    places: dict[str, tuple[int, int]] = {}
+    at = GUARD
+    for name, size in sizes.items():
+        places[name] = (at, size)
+        at = -(-(at + size) // 256) * 256 + GUARD
+    image = np.full(at // 4, POISON, np.uint32)
+    raw = image.view(np.uint8)
+    for name, data in contents.items():
+        start = places[name][0]
+        raw[start : start + data.nbytes] = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
+    return image, places
+
+
+def _contents(call: Call, low: Lowering) -> dict[str, Array]:
+    """What is in memory before the call, by buffer name."""
+    found: dict[str, Array] = {
+        "rows": call.rows,
+        "call": np.array([call.live_rows, len(call.selection), POISON, POISON], np.uint32),
+    }
+    if call.selection:
+        padded = [*call.selection, *([0] * (low.selected - len(call.selection)))]
+        found["selection"] = np.array(padded, np.uint32)
+    if call.next_ids:
+        found["next_ids"] = np.array(call.next_ids, np.uint32)
+    if call.eos:
+        found["eos"] = np.array(call.eos, np.uint32)
+    for name, array in call.weights.items():
+        dtype = np.float16 if call.graph.weights[name].dtype == "fp16" else np.float32
+        assert array.shape == call.graph.weights[name].shape
+        found[name] = array.astype(dtype)
+    for name, array in call.inputs.items():
+        shape = low.shape(name)
+        padded_rows = np.full(shape, POISON, np.uint32).view(np.float32)
+        padded_rows[: len(array)] = array
+        found[low.operand(name).name] = padded_rows
+    if call.kv is not None:
+        slots, blocks = call.kv.table.shape
+        found["tables"] = np.zeros((slots, call.table_stride or blocks, 2), np.uint32)
+        found["pool"] = call.kv.data
+    return found
+
+
+def _write_tables(
+    call: Call, image: Words, places: Mapping[str, tuple[int, int]], address: int
+) -> None:
+    """Addresses of the KV blocks, once the buffer's own address is known."""
+    if call.kv is None:
+        return
+    blocks = address + places["pool"][0] + call.kv.table * call.kv.block_bytes
+    unowned = address + places["pool"][0]
+    slots, count = call.kv.table.shape
+    table = np.full((slots, call.table_stride or count), unowned, np.uint64)
+    table[:, :count] = blocks.astype(np.uint64)
+    start = places["tables"][0] // 4
+    image[start : start + 2 * table.size] = table.view(np.uint32).reshape(-1)
+
+
+def _pool_after(
+    call: Call, image: Words, places: Mapping[str, tuple[int, int]]
+) -> KvPool | None:
+    if call.kv is None:
+        return None
+    start, size = places["pool"]
+    twin = call.kv.copy()
+    words = image[start // 4 : (start + size) // 4]
+    twin.data = words.view(call.kv.dtype).reshape(call.kv.data.shape)
+    return twin
+
+
+def _check_writes(
+    low: Lowering, start: Words, after: Words, places: Mapping[str, tuple[int, int]]
+) -> None:
+    """Nothing changed but the ranges that some dispatch declares to write."""
+    allowed = np.zeros(len(start), bool)
+    for dispatch in low.dispatches:
+        for operand in dispatch.writes:
+            if operand.name.startswith("kv:"):
+                first, size = places["pool"]
+            else:
+                first, size = places[operand.name][0] + operand.offset, operand.size
+            allowed[first // 4 : (first + size) // 4] = True
+    wrong = (start != after) & ~allowed
+    assert not wrong.any(), f"undeclared writes at {_where(wrong, places)}"
+
+
+def _where(wrong: npt.NDArray[np.bool_], places: Mapping[str, tuple[int, int]]) -> str:
+    """The first wrong word, as the distance from the buffer before it."""
+    at = int(np.flatnonzero(wrong)[0]) * 4
+    name = max((n for n in places if places[n][0] <= at), key=lambda n: places[n][0])
+    start, size = places[name]
+    return f"{name} + {at - start} of {size} bytes ({int(wrong.sum())} words)"
+
+
+def _check_rows(outcome: Outcome) -> None:
+    """Live rows of every result are numbers; all others are still poison."""
+    call = outcome.call
+    for node in call.graph:
+        for name in node.outputs:
+            value = call.graph.values[name]
+            if value.dtype == CACHE or value.shape[0] not in (T, S):
+                continue
+            if outcome.low.operand(name).name not in outcome.places:
+                continue  # the head's logits under a tail that does not store them
+            if node.op == "head" and call.tail.kind != "logits":
+                continue
+            live = len(outcome.value(name))
+            if not call.allow_nan:
+                active = _active_rows(call, name, live, selected=value.shape[0] == S)
+                bad = np.isnan(outcome.all_rows(name)[active])
+                assert not bad.any(), f"{name}: {int(bad.sum())} of {bad.size} values are NaN"
+            if call.padding:
+                rest = outcome.all_rows(name)[live:].view(np.uint32)
+                assert (rest == POISON).all(), f"{name}: rows past {live} were written"
+
+
+def _active_rows(call: Call, name: str, live: int, *, selected: bool) -> npt.NDArray[np.int64]:
+    """Rows of a result that must hold numbers: those whose record is live."""
+    if selected:
+        return np.arange(live)
+    return np.flatnonzero(call.rows[:live, 3] & ROW_LIVE)
+
+
+def assert_close(found: Array, expected: Array, bound: Array | float) -> None:
+    """|found - expected| <= bound elementwise, with the worst ratio in the message."""
+    error = np.abs(found.astype(np.float64) - expected)
+    bound = np.broadcast_to(np.asarray(bound, np.float64), error.shape)
+    good = error <= bound
+    if good.all():
+        return
+    ratio = np.where(good, 0.0, error / np.maximum(bound, 1e-300))
+    ratio = np.where(np.isnan(ratio), np.inf, ratio)
+    worst = np.unravel_index(int(np.argmax(ratio)), ratio.shape)
+    raise AssertionError(
+        f"{int((~good).sum())} of {error.size} values differ; worst at {worst}: {found[worst]} "
+        f"against {expected[worst]}, bound {bound[worst]:.3g}"
+    )

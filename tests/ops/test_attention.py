@@ -1,0 +1,276 @@
+"""Attention over block tables: both paths against the numpy evaluator in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hornito.graph.reference import ReferenceState
+from hornito.ops.base import Array
+from ops import cases
+from ops.harness import Bench, Call, KvPool, Outcome, assert_close, rows_of
+
+pytestmark = pytest.mark.gpu
+
+EPS = 2.0**-24
+LENGTHS = (1, 7, 63, 64, 65, 130, 1025)
+TABLE_BLOCKS = 18
+
+# (head_dim, kv_heads, group): every head size and every group, not every pair.
+SHAPES = (
+    (8, 1, 1),
+    (8, 2, 8),
+    (16, 2, 3),
+    (64, 1, 7),
+    (64, 2, 1),
+    (64, 1, 8),
+    (80, 1, 2),
+    (96, 1, 3),
+    (128, 2, 2),
+    (128, 1, 8),
+    (256, 1, 1),
+    (256, 1, 4),
+    (100, 1, 2),
+)
+
+
+def bound(call: Call, expected: Array, states: list[ReferenceState]) -> Array:
+    """Rounding bound, from the scores and values themselves.
+
+    A score of a D-long fp32 dot is off by delta = (4 sqrt(D) + 8) eps max(sum |q k|) scale; that
+    moves a weight by a relative delta, twice because of the normalisation. Drivers' exp is good to
+    about 2e-6, and n keys add up with 4 sqrt(n) eps.
+    """
+    node = call.graph.nodes[0]
+    heads, head_dim = node.attr("heads"), node.attr("head_dim")
+    q = call.inputs["q"].reshape(-1, heads, head_dim).astype(np.float64)
+    result = np.empty_like(q)
+    for r, position in enumerate(call.rows[: len(q), 1].tolist()):
+        cache = states[r].layer(0)
+        window = node.attr("window") or position + 1
+        seen = range(max(0, position - window + 1), position + 1)
+        k = np.stack([cache.keys[j] for j in seen], axis=1)
+        v = np.abs(np.stack([cache.values[j] for j in seen], axis=1))
+        grouped = np.abs(q[r]).reshape(len(k), -1, head_dim)
+        magnitude = np.einsum("hgd,hjd->hgj", grouped, np.abs(k)).max() * node.attr("scale")
+        delta = (4 * np.sqrt(head_dim) + 8) * EPS * magnitude
+        spread = 2 * delta + 4e-6 + 4 * np.sqrt(len(seen)) * EPS
+        largest = v.max(axis=1)  # [kv_heads, D]
+        result[r] = spread * np.repeat(largest, heads // len(k), axis=0)
+    return result.reshape(expected.shape)
+
+
+def check_batch(
+    bench: Bench,
+    shape: tuple[int, int, int],
+    *,
+    half: bool,
+    lengths: tuple[int, ...] = LENGTHS,
+    window: int = 0,
+    softcap: float = 0.0,
+    inactive: tuple[int, ...] = (),
+    score_scale: float = 1.0,
+) -> Outcome:
+    """One row per slot, each with its own number of keys."""
+    head_dim, kv_heads, group = shape
+    rng = np.random.default_rng(head_dim * 100 + group + window)
+    positions = [length - 1 for length in lengths]
+    slots = [(3 * r + 1) % len(lengths) for r in range(len(lengths))]
+    by_slot = dict(zip(slots, lengths, strict=True))
+    owned = [-(-by_slot.get(s, 1) // 64) for s in range(len(lengths))]
+    pool = KvPool(
+        kv_heads, head_dim, half=half, slots=len(lengths), table_blocks=TABLE_BLOCKS, owned=owned
+    )
+    for slot, length in by_slot.items():
+        pool.fill(slot, length, rng, score_scale)
+    q = rng.standard_normal((len(lengths), kv_heads * group * head_dim)).astype(np.float32)
+    graph = cases.attention(
+        kv_heads * group, kv_heads, head_dim, window=window, softcap=softcap
+    )
+    call = Call(
+        graph=graph,
+        rows=rows_of(positions, slots=slots, inactive=inactive),
+        inputs={"q": q},
+        kv=pool,
+        kind="batch",
+        table_stride=TABLE_BLOCKS + 3,
+    )
+    outcome = bench.run(call)
+    suffix = "kv16" if half else "kv32"
+    assert outcome.kernels == [f"attention/split.{suffix}", "attention/merge.default"]
+    states = [pool.state(slots[r], length) for r, length in enumerate(lengths)]
+    expected = np.concatenate(
+        [single_row(call, r).expected(states[r])["y"] for r in range(len(lengths))]
+    )
+    active = [r for r in range(len(lengths)) if r not in inactive]
+    limit = bound(call, expected, states)
+    assert_close(outcome.value("y")[active], expected[active], limit[active])
+    assert np.isnan(outcome.value("y")[list(inactive)]).all()
+    return outcome
+
+
+def single_row(call: Call, r: int) -> Call:
+    """Row r of a batch, as a call of its own for the evaluator."""
+    return Call(
+        graph=call.graph, rows=call.rows[r : r + 1], live=1, inputs={"q": call.inputs["q"][r : r + 1]}
+    )
+
+
+def check_chunk(
+    bench: Bench,
+    shape: tuple[int, int, int],
+    start: int,
+    live: int,
+    *,
+    half: bool,
+    bucket: int = 0,
+    window: int = 0,
+    softcap: float = 0.0,
+    score_scale: float = 1.0,
+) -> Outcome:
+    """Contiguous rows of one slot; its own keys are in the cache already."""
+    head_dim, kv_heads, group = shape
+    rng = np.random.default_rng(head_dim * 100 + group + window + start)
+    count = start + live
+    pool = KvPool(
+        kv_heads,
+        head_dim,
+        half=half,
+        slots=2,
+        table_blocks=TABLE_BLOCKS,
+        owned=[0, -(-count // 64)],
+    )
+    pool.fill(1, count, rng, score_scale)
+    q = rng.standard_normal((live, kv_heads * group * head_dim)).astype(np.float32)
+    call = Call(
+        graph=cases.attention(
+            kv_heads * group, kv_heads, head_dim, window=window, softcap=softcap
+        ),
+        rows=rows_of(range(start, count), slots=[1] * live, bucket=max(bucket, live, 2)),
+        inputs={"q": q},
+        kv=pool,
+    )
+    outcome = bench.run(call)
+    assert outcome.kernels == ["attention/flash." + ("kv16" if half else "kv32")]
+    state = pool.state(1, count)
+    expected = call.expected(state)["y"]
+    assert_close(outcome.value("y"), expected, bound(call, expected, [state] * live))
+    return outcome
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_batch(bench: Bench, shape: tuple[int, int, int]) -> None:
+    """Every head size and group over all numbers of keys, as one batch."""
+    check_batch(bench, shape, half=shape[2] % 2 == 0)
+
+
+@pytest.mark.parametrize("half", (False, True))
+def test_batch_of_both_cache_types(bench: Bench, half: bool) -> None:
+    check_batch(bench, (64, 1, 3), half=half, inactive=(2, 5))
+
+
+@pytest.mark.parametrize("window", (1, 8, 64, 100))
+def test_batch_with_a_window(bench: Bench, window: int) -> None:
+    """Positions around block borders, in and far beyond the window."""
+    lengths = (1, 2, 8, 9, 63, 64, 65, 100, 101, 128, 129, 164, 165)
+    check_batch(bench, (16, 2, 3), half=window % 8 == 0, window=window, lengths=lengths)
+
+
+def test_batch_with_a_softcap(bench: Bench) -> None:
+    check_batch(bench, (24, 2, 2), half=False, softcap=5.0, window=70, score_scale=4.0)
+
+
+def test_batch_with_large_scores(bench: Bench) -> None:
+    """Scores of several hundred: the running maximum keeps exp in range."""
+    check_batch(bench, (64, 1, 2), half=False, lengths=(1, 65, 130, 200), score_scale=100.0)
+
+
+def test_a_row_does_not_depend_on_the_other_rows(bench: Bench) -> None:
+    """The same row alone and beside others: the same bits."""
+    many = check_batch(bench, (64, 1, 3), half=False).value("y")
+    head_dim, kv_heads, group = 64, 1, 3
+    rng = np.random.default_rng(head_dim * 100 + group)
+    slots = [(3 * r + 1) % len(LENGTHS) for r in range(len(LENGTHS))]
+    pools = KvPool(
+        kv_heads,
+        head_dim,
+        half=False,
+        slots=len(LENGTHS),
+        table_blocks=TABLE_BLOCKS,
+        owned=[-(-dict(zip(slots, LENGTHS, strict=True))[s] // 64) for s in range(len(LENGTHS))],
+        seed=99,
+    )
+    for slot, length in zip(slots, LENGTHS, strict=True):
+        pools.fill(slot, length, rng)
+    q = rng.standard_normal((len(LENGTHS), group * head_dim)).astype(np.float32)
+    for r in (3, 6):
+        call = Call(
+            graph=cases.attention(group, kv_heads, head_dim),
+            rows=rows_of([LENGTHS[r] - 1], slots=[slots[r]]),
+            inputs={"q": q[r : r + 1]},
+            kv=pools,
+            kind="batch",
+        )
+        assert np.array_equal(bench.run(call).value("y")[0], many[r])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_chunk(bench: Bench, shape: tuple[int, int, int]) -> None:
+    """Chunks from position 0 and over a past that starts at unaligned positions."""
+    half = shape[2] % 2 == 1
+    check_chunk(bench, shape, 0, 17, half=half, bucket=32)
+    check_chunk(bench, shape, 129, 9, half=half, bucket=32)
+
+
+@pytest.mark.parametrize("half", (False, True))
+@pytest.mark.parametrize(
+    ("start", "live", "bucket"),
+    ((0, 1, 16), (0, 64, 64), (0, 65, 128), (1, 63, 64), (62, 3, 16), (63, 2, 2), (1000, 25, 32)),
+)
+def test_chunk_starts(bench: Bench, half: bool, start: int, live: int, bucket: int) -> None:
+    check_chunk(bench, (16, 1, 2), start, live, half=half, bucket=bucket)
+
+
+@pytest.mark.parametrize("window", (1, 8, 64, 100))
+@pytest.mark.parametrize("start", (0, 5, 63, 190))
+def test_chunk_with_a_window(bench: Bench, window: int, start: int) -> None:
+    check_chunk(bench, (16, 1, 2), start, 67, half=False, window=window, bucket=128)
+
+
+def test_chunk_with_a_softcap(bench: Bench) -> None:
+    check_chunk(bench, (24, 2, 2), 30, 40, half=False, softcap=5.0, window=20, score_scale=4.0)
+
+
+def test_chunk_with_large_scores(bench: Bench) -> None:
+    check_chunk(bench, (64, 1, 2), 60, 20, half=False, score_scale=100.0)
+
+
+@pytest.mark.parametrize("half", (False, True))
+def test_chunk_of_one_row_equals_the_batch_path(bench: Bench, half: bool) -> None:
+    """A chunk bucket of one row runs the split kernels."""
+    pool = KvPool(1, 16, half=half, table_blocks=TABLE_BLOCKS)
+    pool.fill(0, 70, np.random.default_rng(0))
+    q = np.random.default_rng(1).standard_normal((1, 32)).astype(np.float32)
+    results = []
+    for kind in ("chunk", "batch"):
+        call = Call(
+            graph=cases.attention(2, 1, 16),
+            rows=rows_of([69]),
+            inputs={"q": q},
+            kv=pool,
+            kind=kind,
+        )
+        results.append(bench.run(call).value("y"))
+    assert np.array_equal(*results)
+
+
+def test_no_live_row(bench: Bench) -> None:
+    for kind, bucket in (("chunk", 16), ("batch", 2)):
+        call = Call(
+            graph=cases.attention(2, 1, 16),
+            rows=rows_of([], bucket=bucket),
+            inputs={"q": np.zeros((0, 32), np.float32)},
+            kv=KvPool(1, 16, half=False),
+            kind=kind,
+        )
+        assert bench.run(call).value("y").shape == (0, 32)

@@ -1,0 +1,147 @@
+"""Add, gated activation, norms, embedding, row selection: the ops that work row by row."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ops import cases
+from ops.harness import Bench, Call, assert_close, rows_of
+
+pytestmark = pytest.mark.gpu
+
+EPS = 2.0**-24
+WIDTHS = (1, 8, 24, 36, 72, 100, 129, 576)
+ROWS = (1, 2, 3, 5, 8, 17, 33, 65)
+SHAPES = tuple(zip(ROWS, WIDTHS, strict=True)) + ((7, 1152),)
+
+
+@pytest.mark.parametrize(("live", "width"), SHAPES)
+def test_add(bench: Bench, live: int, width: int) -> None:
+    rng = np.random.default_rng(width)
+    a, b = rng.standard_normal((2, live, width)).astype(np.float32) * 1e5
+    call = Call(
+        graph=cases.add(width), rows=rows_of(range(live), bucket=66), inputs={"a": a, "b": b}
+    )
+    assert np.array_equal(bench.run(call).value("y"), a + b)
+
+
+@pytest.mark.parametrize("activation", ("silu", "gelu_tanh"))
+@pytest.mark.parametrize(("live", "width"), SHAPES[::2])
+def test_gated_activation(bench: Bench, live: int, width: int, activation: str) -> None:
+    rng = np.random.default_rng(width)
+    gate, up = rng.standard_normal((2, live, width)).astype(np.float32) * 4
+    call = Call(
+        graph=cases.gated_activation(width, activation),
+        rows=rows_of(range(live), bucket=66),
+        inputs={"gate": gate, "up": up},
+    )
+    # exp and tanh of drivers are good to a few units in the last place of 1.
+    bound = 4e-6 * np.abs(gate.astype(np.float64) * up) + 1e-7 * np.abs(up)
+    assert_close(bench.run(call).value("y"), call.expected()["y"], bound)
+
+
+@pytest.mark.parametrize("activation", ("silu", "gelu_tanh"))
+def test_gated_activation_of_extreme_gates(bench: Bench, activation: str) -> None:
+    gate = np.array([[0.0, -0.0, 1e4, -1e4, 100.0, -100.0, 89.0, -89.0, 1e-30, -1e-30]], np.float32)
+    call = Call(
+        graph=cases.gated_activation(10, activation),
+        rows=rows_of([0]),
+        inputs={"gate": gate, "up": np.ones_like(gate)},
+    )
+    with np.errstate(over="ignore"):
+        expected = call.expected()["y"]
+    assert_close(bench.run(call).value("y"), expected, 4e-6 * np.abs(gate) + 1e-31)
+
+
+def norm_bound(x: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Sum of squares: a tree of depth 7 over runs of H / 128; rsqrt: 2 units; two products."""
+    return (x.shape[1] / 128 + 7 + 8) * EPS * np.abs(expected) + 1e-30
+
+
+@pytest.mark.parametrize(("live", "width"), SHAPES)
+def test_rms_norm(bench: Bench, live: int, width: int) -> None:
+    rng = np.random.default_rng(width)
+    x = rng.standard_normal((live, width)).astype(np.float32)
+    x[:, 0] *= 3e3  # an outlier channel, as real models have
+    call = Call(
+        graph=cases.rms_norm(width, eps=1e-6),
+        rows=rows_of(range(live), bucket=66),
+        inputs={"x": x},
+        weights={"w": rng.standard_normal(width).astype(np.float32)},
+    )
+    expected = call.expected()["y"]
+    assert_close(bench.run(call).value("y"), expected, norm_bound(x, expected))
+
+
+def test_rms_norm_of_large_and_tiny_rows(bench: Bench) -> None:
+    """Squares of 1e15 and of 1e-12 stay in range; a row of zeros gives zeros, not NaN."""
+    x = np.ones((4, 72), np.float32) * np.array([[1e15], [1e-12], [0.0], [6.5e4]], np.float32)
+    call = Call(
+        graph=cases.rms_norm(72, eps=1e-6),
+        rows=rows_of(range(4)),
+        inputs={"x": x},
+        weights={"w": np.linspace(-2, 2, 72, dtype=np.float32)},
+    )
+    expected = call.expected()["y"]
+    found = bench.run(call).value("y")
+    assert_close(found, expected, norm_bound(x, expected))
+    assert (found[2] == 0.0).all()
+
+
+@pytest.mark.parametrize("selection", ((0,), (6,), (0, 3, 6), (5, 5, 1, 0)))
+def test_rms_norm_of_selected_rows(bench: Bench, selection: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((7, 100)).astype(np.float32)
+    call = Call(
+        graph=cases.rms_norm(100, select=True),
+        rows=rows_of(range(7), bucket=16),
+        inputs={"x": x},
+        weights={"w": rng.standard_normal(100).astype(np.float32)},
+        selection=selection,
+        selected=8,
+    )
+    expected = call.expected()["y"]
+    assert_close(bench.run(call).value("y"), expected, norm_bound(x, expected))
+
+
+def test_select_rows(bench: Bench) -> None:
+    x = np.random.default_rng(3).standard_normal((7, 130)).astype(np.float32)
+    selection = (6, 0, 0, 5)
+    call = Call(
+        graph=cases.select_rows(130),
+        rows=rows_of(range(7), bucket=8),
+        inputs={"x": x},
+        selection=selection,
+    )
+    assert np.array_equal(bench.run(call).value("y"), x[list(selection)])
+
+
+@pytest.mark.parametrize("dtype", ("fp32", "fp16"))
+@pytest.mark.parametrize("width", (3, 8, 130))
+def test_embedding(bench: Bench, dtype: str, width: int) -> None:
+    """Ids beyond 65504 stay integers; inactive rows in the middle are left alone."""
+    vocabulary = 70001
+    table = np.random.default_rng(width).standard_normal((vocabulary, width), np.float32)
+    ids = [0, 1, 65503, 65504, 65505, 65535, 65536, 65537, 69999, 70000, 69999]
+    call = Call(
+        graph=cases.embedding(vocabulary, width, dtype),
+        rows=rows_of(range(len(ids)), bucket=16, tokens=ids, inactive=(3, 7)),
+        weights={"table": table},
+    )
+    outcome = bench.run(call)
+    found, expected = outcome.value("y"), call.expected()["y"]
+    active = [r for r in range(len(ids)) if r not in (3, 7)]
+    assert np.array_equal(found[active], expected[active])
+    assert np.isnan(found[[3, 7]]).all()
+
+
+def test_embedding_of_subnormal_halves(bench: Bench) -> None:
+    """fp16 weights below 2^-14 are numbers, not zero."""
+    table = (np.arange(-512, 512, dtype=np.float32) * 2.0**-24).reshape(-1, 8)
+    call = Call(
+        graph=cases.embedding(len(table), 8, "fp16"),
+        rows=rows_of(range(len(table)), tokens=range(len(table))),
+        weights={"table": table},
+    )
+    assert np.array_equal(bench.run(call).value("y"), table)

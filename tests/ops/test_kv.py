@@ -1,0 +1,257 @@
+"""RoPE and stores into the KV cache: angles, rounding to fp16, and what must not be touched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hornito.ops.base import Array
+from ops import cases
+from ops.harness import POISON, Bench, Call, KvPool, Outcome, assert_close, rows_of, to_half
+
+pytestmark = pytest.mark.gpu
+
+FAR = (0, 1, 2, 63, 64, 1000, 4095, 4096, 32767, 65535, 65536, 99999, 131070, 131071)
+
+
+def exact_rotation(x: Array, positions: Array, inv_freq: Array, scale: float = 1.0) -> Array:
+    """`x [T, heads, D]` turned in float64 by the fp32 angle, written apart from the op's own."""
+    angle = np.asarray(positions, np.float32)[:, None] * inv_freq[None].astype(np.float32)
+    turned = x.astype(np.float64).copy()
+    half = inv_freq.shape[0]
+    for t in range(len(x)):
+        for i in range(half):
+            c = np.cos(np.float64(angle[t, i])) * scale
+            s = np.sin(np.float64(angle[t, i])) * scale
+            a, b = x[t, :, i].astype(np.float64), x[t, :, half + i].astype(np.float64)
+            turned[t, :, i] = a * c - b * s
+            turned[t, :, half + i] = a * s + b * c
+    return turned
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "half_dim", "scale"),
+    ((1, 8, 4, 1.0), (3, 64, 32, 1.0), (2, 80, 40, 1.0), (2, 16, 6, 1.341641), (1, 24, 3, 1.0)),
+)
+def test_rope(bench: Bench, heads: int, head_dim: int, half_dim: int, scale: float) -> None:
+    rng = np.random.default_rng(head_dim)
+    x = rng.uniform(-1, 1, (len(FAR), heads * head_dim)).astype(np.float32)
+    inv_freq = cases.frequencies(half_dim)
+    call = Call(
+        graph=cases.rope(heads, head_dim, half_dim, scale),
+        rows=rows_of(FAR, bucket=16, inactive=(5,)),
+        inputs={"x": x},
+        weights={"inv_freq": inv_freq},
+        kind="batch",
+    )
+    found = bench.run(call).value("y")
+    exact = exact_rotation(x.reshape(len(FAR), heads, head_dim), np.array(FAR), inv_freq, scale)
+    exact = exact.reshape(x.shape)
+    active = [r for r in range(len(FAR)) if r != 5]
+    assert_close(found[active], exact[active], 2e-6)
+    assert np.isnan(found[5]).all()
+    assert_close(call.expected()["y"], exact, 1e-12)
+
+
+def test_sine_and_cosine_over_all_positions(bench: Bench) -> None:
+    """x = (1, 0) shows cosine and sine themselves: 30,000 angles below 131072, and near k pi/2."""
+    half = 2048
+    positions = np.linspace(0, 131071, 12, dtype=np.int64)
+    near = np.arange(1, half // 2 + 1) * 79 * (np.pi / 2) / 131071
+    inv_freq = np.concatenate([np.linspace(1e-6, 1.0, half // 2), near]).astype(np.float32)
+    x = np.zeros((len(positions), 2 * half), np.float32)
+    x[:, :half] = 1.0
+    call = Call(
+        graph=cases.rope(1, 2 * half, half),
+        rows=rows_of(positions.tolist()),
+        inputs={"x": x},
+        weights={"inv_freq": inv_freq},
+        kind="batch",
+    )
+    found = bench.run(call).value("y")
+    angle = (positions.astype(np.float32)[:, None] * inv_freq[None]).astype(np.float64)
+    assert_close(found[:, :half], np.cos(angle), 4e-7)
+    assert_close(found[:, half:], np.sin(angle), 4e-7)
+
+
+def half_grid() -> Array:
+    """Every fp16 number, both neighbours and the exact tie between each and the next, and values
+    beyond the range: `[rows, 64]` fp32."""
+    every = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
+    finite = np.unique(every[np.isfinite(every)])  # sorted; one zero
+    ties = ((finite[:-1].astype(np.float64) + finite[1:]) / 2).astype(np.float32)
+    wide = np.array(
+        [65519.996, 65520.0, 65536.0, 1e6, 3.4e38, -65520.0, -1e9, 1e-8, -1e-8, 2.0**-25, -(2.0**-25)]
+        + [2.0**-25 * 1.0001, 1e-40, -1e-40, -0.0, np.inf, -np.inf, np.nan],
+        np.float32,
+    )
+    up = np.nextafter(ties, np.float32(np.inf))
+    down = np.nextafter(ties, np.float32(-np.inf))
+    values = np.concatenate([every, ties, up, down, wide]).astype(np.float32)
+    rows = -(-len(values) // 64)
+    return np.resize(values, rows * 64).reshape(rows, 64)
+
+
+def same_halves(found: Array, expected: Array) -> bool:
+    """Equal bits, any NaN equal to any other."""
+    f, e = found.view(np.uint16), expected.view(np.uint16)
+    nan = np.isnan(found.astype(np.float32)) & np.isnan(expected.astype(np.float32))
+    return bool(((f == e) | nan).all())
+
+
+def test_fp16_stores_round_to_nearest_even_and_saturate(bench: Bench) -> None:
+    values = half_grid()
+    kv_heads, head_dim = 16, 256  # one position takes 4096 values
+    per_row = kv_heads * head_dim
+    rows = -(-values.size // per_row)
+    k = np.resize(values, rows * per_row).reshape(rows, per_row)
+    v = k[:, ::-1].copy()
+    pool = KvPool(kv_heads, head_dim, half=True, table_blocks=2, layers=1, layer=0)
+    call = Call(
+        graph=cases.kv_append(kv_heads, head_dim),
+        rows=rows_of(range(rows)),
+        inputs={"k": k, "v": v},
+        kv=pool,
+    )
+    after = bench.run(call).blocks
+    assert after is not None
+    with np.errstate(over="ignore"):
+        wanted_k, wanted_v = to_half(k), to_half(v)
+    for r in range(rows):
+        block, inside = pool.at(0, r)
+        assert same_halves(after.data[block, 0, 0, :, inside].reshape(-1), wanted_k[r])
+        assert same_halves(after.data[block, 0, 1, :, inside].reshape(-1), wanted_v[r])
+    assert np.isposinf(after.data).any() and np.isneginf(after.data).any()
+
+
+def check_cache(outcome: Outcome, before: KvPool, writes: list[tuple[int, int, Array, Array]]) -> None:
+    """The pool is, byte for byte, what it was plus the given (slot, position, k, v)."""
+    expected = before.copy()
+    for slot, position, k, v in writes:
+        expected.put(slot, position, k, v)
+    assert outcome.blocks is not None
+    assert np.array_equal(
+        outcome.blocks.data.reshape(-1).view(np.uint32), expected.data.reshape(-1).view(np.uint32)
+    )
+
+
+@pytest.mark.parametrize("half", (False, True))
+@pytest.mark.parametrize(("kv_heads", "head_dim"), ((1, 8), (3, 64), (2, 100), (1, 130)))
+def test_kv_append_chunk(bench: Bench, half: bool, kv_heads: int, head_dim: int) -> None:
+    """Rows across a block border, from an unaligned position; padded rows write nothing."""
+    rng = np.random.default_rng(head_dim)
+    for start, live in ((0, 1), (61, 7), (63, 66)):
+        k, v = rng.standard_normal((2, live, kv_heads * head_dim)).astype(np.float32)
+        pool = KvPool(kv_heads, head_dim, half=half, table_blocks=3, layers=3, layer=1)
+        call = Call(
+            graph=cases.kv_append(kv_heads, head_dim),
+            rows=rows_of(range(start, start + live), bucket=68),
+            inputs={"k": k, "v": v},
+            kv=pool,
+        )
+        outcome = bench.run(call)
+        assert outcome.kernels == ["kv_append/append." + ("kv16" if half else "kv32")]
+        shape = (live, kv_heads, head_dim)
+        ks, vs = k.reshape(shape), v.reshape(shape)
+        check_cache(outcome, pool, [(0, start + r, ks[r], vs[r]) for r in range(live)])
+
+
+@pytest.mark.parametrize("half", (False, True))
+def test_kv_append_batch(bench: Bench, half: bool) -> None:
+    """Rows of different slots at their own positions, one of them inactive; a wide table stride."""
+    rng = np.random.default_rng(2)
+    positions, slots = (0, 130, 64, 5), (2, 0, 3, 1)
+    k, v = rng.standard_normal((2, 4, 2 * 16)).astype(np.float32)
+    pool = KvPool(2, 16, half=half, slots=4, table_blocks=3)
+    call = Call(
+        graph=cases.kv_append(2, 16),
+        rows=rows_of(positions, slots=slots, inactive=(2,)),
+        inputs={"k": k, "v": v},
+        kv=pool,
+        kind="batch",
+        table_stride=7,
+    )
+    ks, vs = k.reshape(4, 2, 16), v.reshape(4, 2, 16)
+    writes = [(slots[r], positions[r], ks[r], vs[r]) for r in (0, 1, 3)]
+    check_cache(bench.run(call), pool, writes)
+
+
+@pytest.mark.parametrize("half", (False, True))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "half_dim", "scale"),
+    (
+        (4, 2, 16, 8, 1.0),
+        (3, 1, 64, 32, 1.0),
+        (2, 2, 80, 40, 1.341641),
+        (4, 1, 16, 6, 1.0),
+        (1, 1, 8, 2, 1.0),
+        (2, 1, 256, 128, 1.0),
+    ),
+)
+def test_rope_append(
+    bench: Bench, half: bool, heads: int, kv_heads: int, head_dim: int, half_dim: int, scale: float
+) -> None:
+    """Bits of its twins: rope on q, rope on k, kv_append on k and v."""
+    rng = np.random.default_rng(head_dim + half_dim)
+    start, live, bucket = 60, 9, 16
+    width = (heads + 2 * kv_heads) * head_dim
+    qkv = rng.standard_normal((live, width)).astype(np.float32)
+    split = qkv.reshape(live, heads + 2 * kv_heads, head_dim)
+    inv_freq = cases.frequencies(half_dim)
+    rows = rows_of(range(start, start + live), bucket=bucket)
+
+    def turned(part: Array, count: int) -> Array:
+        call = Call(
+            graph=cases.rope(count, head_dim, half_dim, scale),
+            rows=rows,
+            inputs={"x": part.reshape(live, -1)},
+            weights={"inv_freq": inv_freq},
+        )
+        return bench.run(call).value("y").reshape(live, count, head_dim)
+
+    pool = KvPool(kv_heads, head_dim, half=half, table_blocks=2)
+    call = Call(
+        graph=cases.rope_append(heads, kv_heads, head_dim, half_dim, scale),
+        rows=rows,
+        inputs={"qkv": qkv},
+        weights={"inv_freq": inv_freq},
+        kv=pool,
+    )
+    outcome = bench.run(call)
+    q = turned(split[:, :heads], heads)
+    k = turned(split[:, heads : heads + kv_heads], kv_heads)
+    v = split[:, heads + kv_heads :]
+    assert np.array_equal(outcome.value("y").reshape(q.shape), q)
+    check_cache(outcome, pool, [(0, start + r, k[r], v[r]) for r in range(live)])
+    exact = exact_rotation(split[:, :heads], np.arange(start, start + live), inv_freq, scale)
+    assert_close(q, exact, 2e-6 * np.abs(qkv).max())
+
+
+def test_rope_append_batch_and_inactive_rows(bench: Bench) -> None:
+    rng = np.random.default_rng(9)
+    positions, slots = (100, 3, 64, 7), (1, 0, 2, 3)
+    qkv = rng.standard_normal((4, 4 * 8)).astype(np.float32)
+    inv_freq = cases.frequencies(4)
+    pool = KvPool(1, 8, half=False, slots=4, table_blocks=2)
+    call = Call(
+        graph=cases.rope_append(2, 1, 8, 4),
+        rows=rows_of(positions, slots=slots, inactive=(1,)),
+        inputs={"qkv": qkv},
+        weights={"inv_freq": inv_freq},
+        kv=pool,
+        kind="batch",
+        table_stride=5,
+    )
+    outcome = bench.run(call)
+    found = outcome.value("y")
+    exact = exact_rotation(qkv.reshape(4, 4, 8), np.array(positions), inv_freq)
+    active = [0, 2, 3]
+    assert_close(found[active], exact[active, :2].reshape(3, 16), 1e-5)
+    assert (found[1].view(np.uint32) == POISON).all()
+    assert outcome.blocks is not None
+    changed = (outcome.blocks.data != pool.data) & ~np.isnan(outcome.blocks.data)
+    assert int(changed.sum()) == 3 * 2 * 8
+    for r in active:
+        block, inside = pool.at(slots[r], positions[r])
+        assert_close(outcome.blocks.data[block, 1, 0, 0, inside], exact[r, 2], 1e-5)
+        assert np.array_equal(outcome.blocks.data[block, 1, 1, 0, inside], qkv[r, 24:])

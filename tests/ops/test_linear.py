@@ -1,0 +1,251 @@
+"""Linear and gated linear: every kernel variant against float64, over odd shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hornito.ops.base import Array
+from hornito.ops.gated_activation import activate
+from ops import cases
+from ops.harness import Bench, Call, assert_close, rows_of
+
+pytestmark = pytest.mark.gpu
+
+EPS = 2.0**-24
+DTYPES = ("fp32", "fp16")
+DEVICES = ("software", "plain", "gpu")
+
+
+def bucket_of(live: int) -> int:
+    """Buckets of plans are powers of two."""
+    return 1 << (live - 1).bit_length()
+
+
+def data(rng: np.random.Generator, live: int, n: int, k: int, scale: float) -> tuple[Array, Array]:
+    x = (rng.standard_normal((live, k)) * scale).astype(np.float32)
+    return x, rng.standard_normal((n, k)).astype(np.float32)
+
+
+def product_bound(x: Array, w: Array) -> Array:
+    """Bound on the rounding error of fp32 dot products, `[rows, N]`.
+
+    Each of the K roundings is at most eps times the sum of |x w| so far and their signs are as good
+    as random, so the sum of them stays below 4 sqrt(K) eps sum |x w|.
+    """
+    k = x.shape[1]
+    magnitude = np.abs(x.astype(np.float64)) @ np.abs(w.astype(np.float64)).T
+    return (4.0 * np.sqrt(k) + 8.0) * EPS * magnitude
+
+
+def rounded(w: Array, dtype: str) -> Array:
+    return w.astype(np.float16).astype(np.float32) if dtype == "fp16" else w
+
+
+def check_linear(
+    bench: Bench,
+    live: int,
+    n: int,
+    k: int,
+    dtype: str,
+    device: str,
+    *,
+    extras: bool = True,
+    scale: float = 1.0,
+    bucket: int = 0,
+) -> list[str]:
+    rng = np.random.default_rng(live * 7919 + n * 31 + k)
+    x, w = data(rng, live, n, k, scale)
+    bucket = bucket or bucket_of(live)
+    inputs, weights = {"x": x}, {"w": w}
+    if extras:
+        inputs["r"] = rng.standard_normal((live, n)).astype(np.float32)
+        weights["b"] = rng.standard_normal(n).astype(np.float32)
+    call = Call(
+        graph=cases.linear(n, k, dtype, bias=extras, residual=extras),
+        rows=rows_of(range(live), bucket=bucket),
+        inputs=inputs,
+        weights=weights,
+        device=device,
+    )
+    outcome = bench.run(call)
+    bound = product_bound(x, rounded(w, dtype))
+    if extras:
+        bound = bound + 4 * EPS * (np.abs(weights["b"]) + np.abs(inputs["r"]))
+    assert_close(outcome.value("y"), call.expected()["y"], bound)
+    return outcome.kernels
+
+
+ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_counts(bench: Bench, device: str, dtype: str) -> None:
+    """Every row count, with N of every remainder mod 8 and K of several widths."""
+    seen = set()
+    for i, live in enumerate(ROWS):
+        k = (8, 24, 72, 136)[i % 4]
+        seen.update(check_linear(bench, live, 40 + i, k, dtype, device))
+    stems = {name.split("/")[1].split(".")[0] for name in seen}
+    expected = {
+        "software": {"words", "broadcast"},
+        "plain": {"lane_row"},
+        "gpu": {"gemv", "gemm"},
+    }
+    assert stems == expected[device]
+    if device == "gpu":
+        suffix = "f16" if dtype == "fp16" else "f32"
+        assert {f"linear/gemm.m16_{suffix}", f"linear/gemm.m64_{suffix}"} < seen
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k", (1, 7, 36, 100))
+def test_width_that_is_no_multiple_of_eight(
+    bench: Bench, device: str, dtype: str, k: int
+) -> None:
+    for live, n in ((1, 13), (3, 66), (9, 7), (20, 70)):
+        check_linear(bench, live, n, k, dtype, device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_without_bias_and_residual(bench: Bench, device: str) -> None:
+    for live in (1, 5, 20):
+        check_linear(bench, live, 9, 16, "fp32", device, extras=False)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("n", (1, 7, 8, 63, 64, 65, 576))
+def test_output_counts(bench: Bench, device: str, n: int) -> None:
+    for live in (1, 8, 17):
+        check_linear(bench, live, n, 64, "fp16", device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_beyond_the_range_of_fp16(bench: Bench, device: str, dtype: str) -> None:
+    """Activations of 60 over 4864 weights of 1: partial sums exceed 65504 (GLM-4's GGGG)."""
+    for live in (1, 2, 12, 32):
+        k, n = 4864, 10
+        x = np.full((live, k), 60.0, np.float32)
+        w = np.ones((n, k), np.float32)
+        w[1::2] = -1.0
+        w[4:, ::2] *= -1.0
+        graph = cases.linear(n, k, dtype)
+        call = Call(
+            graph=graph,
+            rows=rows_of(range(live), bucket=bucket_of(live)),
+            inputs={"x": x},
+            weights={"w": w},
+            device=device,
+        )
+        found = bench.run(call).value("y")
+        # Every partial sum is a multiple of 60 below 2^24, so fp32 is exact.
+        assert np.array_equal(found, call.expected()["y"])
+        assert abs(found[0, 0]) == 60.0 * k
+        check_linear(bench, live, 21, k, dtype, device, scale=60.0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("live", (1, 2, 7, 8, 9, 31, 32, 33, 127, 128, 129))
+def test_row_counts_around_half_the_width(bench: Bench, device: str, live: int) -> None:
+    """K = 64, rows below, at and far above K / 2: scratch sized by K would show (executorch)."""
+    check_linear(bench, live, 72, 64, "fp16", device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("k", (36, 64))
+def test_one_hot_rows_recover_every_weight(
+    bench: Bench, device: str, dtype: str, k: int
+) -> None:
+    n = 21
+    w = np.random.default_rng(1).standard_normal((n, k)).astype(np.float32)
+    for live in (1, k):
+        rows = np.eye(k, dtype=np.float32)[-live:]
+        call = Call(
+            graph=cases.linear(n, k, dtype),
+            rows=rows_of(range(live), bucket=bucket_of(live)),
+            inputs={"x": rows},
+            weights={"w": w},
+            device=device,
+        )
+        assert np.array_equal(bench.run(call).value("y"), rounded(w, dtype).T[-live:])
+
+
+@pytest.mark.parametrize("n", (80, 130, 300))
+def test_output_rows_that_need_fewer_lanes_each(bench: Bench, n: int) -> None:
+    """A grid of 20 workgroups: 32, 16 and 8 lanes an output row."""
+    assert check_linear(bench, 2, n, 72, "fp16", "small_grid") == ["linear/gemv.f16"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_bucket_with_few_live_rows(bench: Bench, device: str) -> None:
+    """A bucket of 64 with 1, 5 and 17 live rows: the others stay poison."""
+    for live in (1, 5, 17):
+        check_linear(bench, live, 33, 40, "fp16", device, bucket=64)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_live_row(bench: Bench, device: str) -> None:
+    for bucket in (1, 16, 64):
+        call = Call(
+            graph=cases.linear(9, 16, bias=True),
+            rows=rows_of([], bucket=bucket),
+            weights={"w": np.ones((9, 16), np.float32), "b": np.ones(9, np.float32)},
+            inputs={"x": np.ones((0, 16), np.float32)},
+            device=device,
+        )
+        assert bench.run(call).value("y").shape == (0, 9)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("activation", ("silu", "gelu_tanh"))
+def test_gated(bench: Bench, device: str, dtype: str, activation: str) -> None:
+    shapes = ((1, 13, 24), (2, 9, 100), (8, 66, 64), (17, 65, 40), (33, 7, 36))
+    for i, (live, n, k) in enumerate(shapes):
+        rng = np.random.default_rng(i)
+        x, w = data(rng, live, 2 * n, k, 0.5)
+        bias = i % 2 == 0
+        weights = {"w": w}
+        if bias:
+            weights["b"] = rng.standard_normal(2 * n).astype(np.float32)
+        call = Call(
+            graph=cases.gated_linear(n, k, dtype, activation=activation, bias=bias),
+            rows=rows_of(range(live), bucket=bucket_of(live)),
+            inputs={"x": x},
+            weights=weights,
+            device=device,
+        )
+        outcome = bench.run(call)
+        assert all("gated_" in kernel for kernel in outcome.kernels)
+        exact = x.astype(np.float64) @ rounded(w, dtype).astype(np.float64).T
+        exact += weights.get("b", np.zeros(2 * n))
+        error = product_bound(x, rounded(w, dtype)) + 2 * EPS * np.abs(exact)
+        gate, up = activate(activation, exact[:, :n]), exact[:, n:]
+        # Both activations have slopes below 1.13; exp and tanh are good to a few 1e-6.
+        bound = 1.13 * error[:, :n] * np.abs(up) + np.abs(gate) * error[:, n:]
+        bound += 4e-6 * np.abs(exact[:, :n] * up) + 1e-7 * np.abs(up)
+        assert_close(outcome.value("y"), call.expected()["y"], bound)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_gated_with_huge_gates(bench: Bench, device: str) -> None:
+    """Gates of +-1e4: silu and gelu are the identity or zero, never NaN."""
+    k = 8
+    x = np.zeros((2, k), np.float32)
+    x[0, 0], x[1, 0] = 1e4, -1e4
+    w = np.ones((2, k), np.float32)
+    w[1] = 0.0
+    w[1, 0] = 1e-4
+    for activation in ("silu", "gelu_tanh"):
+        call = Call(
+            graph=cases.gated_linear(1, k, activation=activation),
+            rows=rows_of(range(2)),
+            inputs={"x": x},
+            weights={"w": w},
+            device=device,
+        )
+        assert_close(bench.run(call).value("y"), np.array([[1e4], [0.0]]), 1e-2)

@@ -1,0 +1,157 @@
+"""Every kernel's SPIR-V against the lowering that launches it, without a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+import pytest
+
+from hornito.graph.graph import Graph
+from hornito.ops.base import Dispatch, Push, Tail
+from hornito.ops.kernels import kernel_names, load_spirv
+from hornito.vk import api
+from hornito.vk.caps import Caps
+from ops import cases
+from ops.harness import Call, KvPool, lower, rows_of
+from ops.spirv import Member, parse
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+BASELINE = {"Shader", "PhysicalStorageBufferAddresses"}
+SUBGROUP = {"GroupNonUniform", "GroupNonUniformBallot"}
+SHARED_LIMIT = 16 * 1024
+
+
+def small_caps() -> Caps:
+    """A device with the least that Vulkan guarantees, and subgroups of 8."""
+    operations = api.VK_SUBGROUP_FEATURE_BASIC_BIT | api.VK_SUBGROUP_FEATURE_BALLOT_BIT
+    return Caps.parse(
+        {
+            "deviceType": api.VK_PHYSICAL_DEVICE_TYPE_CPU,
+            "subgroupSize": 8,
+            "subgroupSupportedStages": api.VK_SHADER_STAGE_COMPUTE_BIT,
+            "subgroupSupportedOperations": operations,
+        }
+    )
+
+
+def calls() -> Iterator[Call]:
+    """Calls that, together, launch every kernel there is."""
+    for dtype in ("fp32", "fp16"):
+        for rows in (1, 16, 64):
+            for device in ("software", "plain", "gpu"):
+                records = rows_of(range(rows))
+                yield Call(graph=cases.linear(24, 16, dtype), rows=records, device=device)
+                yield Call(graph=cases.gated_linear(24, 16, dtype), rows=records, device=device)
+        yield Call(graph=cases.embedding(10, 8, dtype), rows=rows_of([0]))
+    for graph in (
+        cases.add(8),
+        cases.gated_activation(8, "silu"),
+        cases.rms_norm(8),
+        cases.rope(1, 8, 4),
+    ):
+        yield Call(graph=graph, rows=rows_of([0]))
+    for select in (cases.rms_norm(8, select=True), cases.select_rows(8)):
+        yield Call(graph=select, rows=rows_of([0]), selection=(0,))
+    for half in (False, True):
+        pool = KvPool(1, 8, half=half)
+        for graph in (cases.kv_append(1, 8), cases.rope_append(2, 1, 8, 4)):
+            yield Call(graph=graph, rows=rows_of([0]), kv=pool)
+        for rows in (1, 16):
+            yield Call(graph=cases.attention(2, 1, 8), rows=rows_of(range(rows)), kv=pool)
+    for tail in ("argmax", "logits", "logprob"):
+        call = Call(graph=cases.head(2000, 8), rows=rows_of([0]), selection=(0,), tail=Tail(tail))
+        yield call
+
+
+@cache
+def dispatches() -> tuple[Dispatch, ...]:
+    found: list[Dispatch] = []
+    for call in calls():
+        found += lower(call, small_caps()).dispatches
+    return tuple(found)
+
+
+def by_kernel(name: str) -> list[Dispatch]:
+    found = [d for d in dispatches() if d.kernel == name]
+    assert found, f"no call of this file launches {name}: add one to calls()"
+    return found
+
+
+def test_every_kernel_is_launched_by_some_lowering() -> None:
+    assert set(kernel_names()) == {d.kernel for d in dispatches()}
+
+
+def test_every_kernel_keeps_the_rules() -> None:
+    """Push block, specialisation, workgroup, shared memory and features of each kernel."""
+    assert kernel_names()
+    for name in kernel_names():
+        check_kernel(name)
+
+
+def check_kernel(name: str) -> None:
+    module = parse(load_spirv(name))
+    launched = by_kernel(name)
+    for dispatch in launched:
+        assert module.push == members(dispatch.push), name
+        assert module.spec_ids <= set(dispatch.spec), f"{name}: a specialisation is left out"
+        assert len(dispatch.push.pack([0] * len(dispatch.push.fields))) == dispatch.push.size
+    assert module.capabilities <= BASELINE | SUBGROUP, name
+    x, y, z = module.local_size
+    assert x in (8, 64, 128) and (y, z) == (1, 1), name
+    assert module.shared_bytes <= SHARED_LIMIT, f"{name}: {module.shared_bytes} bytes shared"
+    assert module.float_widths <= {32}, f"{name}: floats of {module.float_widths} bits"
+    assert not module.spec_sized_arrays, f"{name}: an array is sized by a specialisation"
+
+
+def test_kernels_need_no_more_than_their_device_offers() -> None:
+    """A device without subgroups gets baseline kernels only; others may also get ballots."""
+    for call in calls():
+        offered = BASELINE | (SUBGROUP if call.device == "software" else set())
+        for dispatch in lower(call, small_caps()).dispatches:
+            module = parse(load_spirv(dispatch.kernel))
+            assert module.capabilities <= offered, f"{dispatch.kernel} on {call.device}"
+
+
+def members(push: Push) -> list[Member]:
+    offsets = push.offsets()
+    return [Member(name, kind, offsets[name]) for name, kind in push.fields]
+
+
+def test_push_sizes_fit_the_baseline() -> None:
+    assert max(d.push.size for d in dispatches()) <= 128
+
+
+def test_parser_rejects_what_is_no_spirv() -> None:
+    for code in (b"", b"\0" * 20, load_spirv("add/add.default")[:-3]):
+        with pytest.raises(ValueError):
+            parse(code)
+
+
+def test_parser_reads_a_known_kernel() -> None:
+    """The parser itself, against what the source of gemv says."""
+    module = parse(load_spirv("linear/gemv.gated_f16"))
+    assert module.local_size == (128, 1, 1)
+    assert {0, 1, 2, 3, 4, 5} >= module.spec_ids >= {0, 3, 4, 5}
+    assert module.push[0] == Member("x", "u64", 0)
+    assert module.push[-1].kind == "u32"
+    assert module.shared_bytes % 128 == 0 and module.shared_bytes > 0
+    assert module.capabilities == BASELINE
+    assert np.uint32(0x07230203).tobytes() == load_spirv("linear/gemv.gated_f16")[:4]
+
+
+def test_gemma_sized_head_fits_the_smallest_grid() -> None:
+    """262,144 ids at 65,535 workgroups: every device class has a grid for it."""
+    for device in ("software", "plain", "gpu"):
+        for rows in (1, 4, 16):
+            graph: Graph = cases.head(262144, 640, "fp16")
+            call = Call(
+                graph=graph,
+                rows=rows_of(range(rows)),
+                selection=range(rows),
+                tail=Tail("argmax"),
+                device=device,
+            )
+            assert lower(call, small_caps()).dispatches
