@@ -113,6 +113,7 @@ def test_select_rows(bench: Bench) -> None:
         rows=rows_of(range(7), bucket=8),
         inputs={"x": x},
         selection=selection,
+        selected=6,
     )
     assert np.array_equal(bench.run(call).value("y"), x[list(selection)])
 

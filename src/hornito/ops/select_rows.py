@@ -10,7 +10,7 @@ from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import Array, Lowering, Push, present
 
-PUSH = Push("x:u64 selection:u64 result:u64 width:u32")
+PUSH = Push("x:u64 selection:u64 result:u64 call:u64 live_word:u32 width:u32")
 
 
 def infer(graph: Graph, node: Node) -> list[Value]:
@@ -32,8 +32,8 @@ def lower(node: Node, low: Lowering) -> None:
         node,
         "select_rows/select.default",
         PUSH,
-        (x, low.selection, result, width),
+        (x, low.selection, result, low.call, low.live_word(node.outputs[0]), width),
         (rows, 1, 1),
-        reads=(x, low.selection),
+        reads=(x, low.selection, low.call),
         writes=(result,),
     )
