@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -108,24 +108,7 @@ def compile_source(
             f"{source.path}: {len(left)} tensors would be left out of the graph: "
             + ", ".join(left[:8])
         )
-    blobs = {}
-    if source.tokenizer_json is not None:
-        blobs["tokenizer.json"] = source.tokenizer_json
-    if source.chat_template is not None:
-        blobs["chat_template.jinja"] = source.chat_template.encode()
-    counts = {r.name: None if r.matched is None else len(r.matched) for r in passes}
-    size = write_package(
-        out,
-        graph.to_json(),
-        model_facts(source, graph),
-        [(name, _DTYPES[w.dtype], w.shape, _data(w)) for name, w in graph.weights.items()],
-        blobs,
-        source.generation_config,
-        {"weights": weights},
-        _support(graph, source, used, before, counts),
-        _provenance(source),
-        progress,
-    )
+    size = write_graph(out, source, graph, weights, before, passes, progress)
     progress.finish()
     return CompileReport(
         path=str(out),
@@ -134,9 +117,38 @@ def compile_source(
         tensors_used=len(used),
         nodes=len(graph.nodes),
         nodes_before=before,
-        passes=counts,
+        passes=_counts(passes),
         seconds=time.monotonic() - began,
         warnings=list(source.warnings),
+    )
+
+
+def write_graph(
+    out: str | os.PathLike[str],
+    source: Source,
+    graph: Graph,
+    weights: str,
+    nodes_before: int,
+    passes: Sequence[PassReport],
+    progress: Progress | None = None,
+) -> int:
+    """Write the package of a graph after passes, and return its size in bytes."""
+    blobs = {}
+    if source.tokenizer_json is not None:
+        blobs["tokenizer.json"] = source.tokenizer_json
+    if source.chat_template is not None:
+        blobs["chat_template.jinja"] = source.chat_template.encode()
+    return write_package(
+        out,
+        graph.to_json(),
+        model_facts(source, graph),
+        [(name, _DTYPES[w.dtype], w.shape, _data(w)) for name, w in graph.weights.items()],
+        blobs,
+        source.generation_config,
+        {"weights": weights},
+        _support(graph, source, nodes_before, _counts(passes)),
+        _provenance(source),
+        progress,
     )
 
 
@@ -212,8 +224,13 @@ def _tensors_used(graph: Graph) -> set[str]:
     }
 
 
+def _counts(passes: Sequence[PassReport]) -> dict[str, int | None]:
+    """Matches of each pass; None when it was switched off."""
+    return {r.name: None if r.matched is None else len(r.matched) for r in passes}
+
+
 def _support(
-    graph: Graph, source: Source, used: set[str], before: int, passes: dict[str, int | None]
+    graph: Graph, source: Source, before: int, passes: dict[str, int | None]
 ) -> dict[str, Any]:
     """The support report. A node of an op without kernels can't exist: the registry refuses it."""
     for node in graph:
@@ -227,7 +244,7 @@ def _support(
             for n in graph
         ],
         "tensors_in_file": len(source.file_tensor_names),
-        "tensors_used": len(used),
+        "tensors_used": len(_tensors_used(graph)),
         "warnings": list(source.warnings),
     }
 

@@ -69,4 +69,4 @@ def evaluate(
         results = registry.op(node.op).reference(node, [values[n] for n in node.inputs], state)
         values.update(zip(node.outputs, results, strict=True))
     wanted = [n for n, v in graph.values.items() if v.dtype != CACHE] if keep else graph.outputs
-    return {name: array for name in wanted if (array := values[name]) is not None}
+    return {name: result for name in wanted if (result := values[name]) is not None}

@@ -1,11 +1,11 @@
-"""Linears that read the same rows, joined into one by stacking their weights."""
+"""Linears that read the same rows, joined into one by joining their weights."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from hornito.graph.graph import Graph, Node, Weight
-from hornito.graph.weights import stack
+from hornito.graph.weights import InterleavedData, WeightData, stack
 
 
 def can_stack(graph: Graph, linears: Sequence[Node | None]) -> bool:
@@ -23,17 +23,29 @@ def can_stack(graph: Graph, linears: Sequence[Node | None]) -> bool:
 
 
 def stack_weights(graph: Graph, linears: Sequence[Node], name: str) -> tuple[str, str]:
-    """Declare the stacked weight (and bias) and return their names; bias may be `""`."""
-    weight = _stack(graph, [node.inputs[1] for node in linears], f"{name}.weight")
+    """Declare the weights one above the other, and so the biases; bias may be `""`."""
+    return _join(graph, linears, name, stack)
+
+
+def interleave_weights(graph: Graph, linears: Sequence[Node], name: str) -> tuple[str, str]:
+    """Declare two weights row by row in turn, and so the biases; bias may be `""`."""
+    return _join(graph, linears, name, lambda parts: InterleavedData(*parts))
+
+
+Combine = Callable[[Sequence[WeightData]], WeightData]
+
+
+def _join(graph: Graph, linears: Sequence[Node], name: str, combine: Combine) -> tuple[str, str]:
+    weight = _declare(graph, [node.inputs[1] for node in linears], f"{name}.weight", combine)
     if not linears[0].inputs[2]:
         return weight, ""
-    return weight, _stack(graph, [node.inputs[2] for node in linears], f"{name}.bias")
+    return weight, _declare(graph, [node.inputs[2] for node in linears], f"{name}.bias", combine)
 
 
-def _stack(graph: Graph, parts: Sequence[str], name: str) -> str:
+def _declare(graph: Graph, parts: Sequence[str], name: str, combine: Combine) -> str:
     weights = [graph.weights[part] for part in parts]
     data = [w.data for w in weights if w.data is not None]
     if len(data) != len(weights):
-        raise ValueError(f"{name}: a weight without data can't be stacked")
-    shape = (sum(w.shape[0] for w in weights), *weights[0].shape[1:])
-    return graph.add_weight(name, Weight(shape, weights[0].dtype, stack(data), weights[0].matrix))
+        raise ValueError(f"{name}: a weight without data can't be joined")
+    joined = combine(data)
+    return graph.add_weight(name, Weight(joined.shape, weights[0].dtype, joined, weights[0].matrix))

@@ -72,6 +72,28 @@ class StackedData:
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
+@dataclass(frozen=True, slots=True)
+class InterleavedData:
+    """Two tensors of one shape, row by row in turn."""
+
+    even: WeightData
+    odd: WeightData
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (2 * self.even.shape[0], *self.even.shape[1:])
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return self.even.source_names + self.odd.source_names
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        first, last = start // 2, (stop + 1) // 2
+        pairs = np.stack([self.even.rows(first, last), self.odd.rows(first, last)], axis=1)
+        both = pairs.reshape(-1, *self.even.shape[1:])
+        return both[start - 2 * first : stop - 2 * first]
+
+
 def stack(parts: Sequence[WeightData]) -> WeightData:
     """The parts stacked along their first axis."""
     return StackedData(tuple(parts))
@@ -85,7 +107,7 @@ def iter_bytes(
     step = max(1, BLOCK_ELEMENTS // row_elements)
     for start in range(0, data.shape[0], step):
         block = convert(data.rows(start, min(start + step, data.shape[0])))
-        yield memoryview(np.ascontiguousarray(block)).cast("B")
+        yield np.ascontiguousarray(block).data.cast("B")
 
 
 def load_all(data: WeightData) -> FloatArray:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,7 @@ from hornito.graph.shapes import S, bind_shape
 if TYPE_CHECKING:
     from hornito.vk.caps import Caps
 
-Array = npt.NDArray[np.generic]
+Array = npt.NDArray[Any]
 
 BLOCK_POSITIONS = 64
 """Positions of one KV block; the kernels hold the same number as `KV_BLOCK`."""

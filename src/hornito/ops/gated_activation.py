@@ -39,8 +39,9 @@ def activate(name: str, x: Array) -> Array:
     """The activation in numpy."""
     if name == "silu":
         return x / (1.0 + np.exp(-x))
-    inner = np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
-    return 0.5 * x * (1.0 + np.tanh(inner))
+    inner: Array = np.sqrt(2.0 / np.pi) * (x + 0.044715 * x**3)
+    result: Array = 0.5 * x * (1.0 + np.tanh(inner))
+    return result
 
 
 def infer(graph: Graph, node: Node) -> list[Value]:

@@ -1,6 +1,6 @@
 """Gated linear: `x [T, K], weight [2 I, K], bias [2 I]? -> activation(x @ gate.T) * (x @ up.T)`.
 
-The weight holds the I gate rows and then the I up rows. Attributes: `activation`.
+Rows of the weight (and bias) are gate and up in turn: gate 0, up 0, gate 1, up 1, ... Attributes: `activation`.
 Fused twin of two `linear` and `gated_activation`.
 """
 
@@ -33,8 +33,7 @@ def reference(
     both = x @ weight.T
     if inputs[2] is not None:
         both = both + inputs[2]
-    half = both.shape[1] // 2
-    return [activate(node.attr("activation"), both[:, :half]) * both[:, half:]]
+    return [activate(node.attr("activation"), both[:, 0::2]) * both[:, 1::2]]
 
 
 def lower(node: Node, low: Lowering) -> None:

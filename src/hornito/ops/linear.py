@@ -41,7 +41,7 @@ class LinearArgs:
 def infer(graph: Graph, node: Node) -> list[Value]:
     x, weight, bias, residual = node.inputs
     rows, width = graph.shape(x)
-    n, k = check_matrix(graph, node, weight, width)
+    n, _ = check_matrix(graph, node, weight, width)
     if bias and graph.shape(bias) != (n,):
         raise FormatError(f"node {node.name}: bias has shape {graph.shape(bias)}, not ({n},)")
     if residual and graph.shape(residual) != (rows, n):
@@ -132,12 +132,12 @@ def _choose(low: Lowering, args: LinearArgs) -> tuple[str, dict[int, int], tuple
     wide = int(args.k % 8 == 0)
     if low.caps.device_kind == "software":
         if wide and low.caps.subgroup_size >= 8 and "ballot" in low.caps.subgroup_ops:
-            return _choose_broadcast(args)
+            return _choose_subgroup(args)
         rows = min(4, _power_of_two(args.rows))
         groups = (ceil_div(args.n, 64), ceil_div(args.rows, rows), 1)
         return "linear/lane_row.", {3: rows, 4: wide}, groups
     if args.rows <= GEMV_ROWS:
-        lanes = _gemv_lanes(args.n, args.k)
+        lanes = _gemv_lanes(args.n, args.k, low.caps.max_workgroup_count[0])
         groups = (ceil_div(args.n, 128 // lanes), 1, 1)
         return "linear/gemv.", {3: _power_of_two(args.rows), 4: wide, 5: lanes}, groups
     tile = 16 if args.rows <= 16 else 64
@@ -145,10 +145,13 @@ def _choose(low: Lowering, args: LinearArgs) -> tuple[str, dict[int, int], tuple
     return f"linear/gemm.m{tile}_", {3: wide}, groups
 
 
-def _choose_broadcast(args: LinearArgs) -> tuple[str, dict[int, int], tuple[int, int, int]]:
+def _choose_subgroup(args: LinearArgs) -> tuple[str, dict[int, int], tuple[int, int, int]]:
     """Sixteen sums a lane at most; more output rows a lane where there are fewer rows of x."""
+    if args.rows == 1:
+        outputs = 8 if args.gated else 16
+        return "linear/words.", {3: outputs}, (ceil_div(args.n, outputs), 1, 1)
     rows = min(8, _power_of_two(args.rows))
-    outputs = {1: 8, 2: 4, 4: 2, 8: 2}[rows] // (2 if args.gated else 1)
+    outputs = {2: 4, 4: 2, 8: 2}[rows] // (2 if args.gated else 1)
     groups = (ceil_div(args.n, 8 * outputs), ceil_div(args.rows, rows), 1)
     return "linear/broadcast.", {3: rows, 4: outputs}, groups
 
@@ -158,9 +161,12 @@ def _power_of_two(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def _gemv_lanes(n: int, k: int) -> int:
-    """Threads per output row: many where rows are few and long, so that the GPU fills."""
+def _gemv_lanes(n: int, k: int, most_groups: int) -> int:
+    """Threads per output row: many where rows are few and long, so that the GPU fills; fewer where
+    the output rows of a large head would not fit the grid."""
     lanes = 32
     while lanes < 128 and n * lanes < 128 * 1024 and k >= lanes * 16:
         lanes *= 2
+    while lanes > 8 and ceil_div(n, 128 // lanes) > most_groups:
+        lanes //= 2
     return lanes

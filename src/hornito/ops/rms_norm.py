@@ -14,9 +14,7 @@ from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import Array, Lowering, Push, present
 
-PUSH = Push(
-    "x:u64 weight:u64 selection:u64 result:u64 call:u64 live_word:u32 width:u32 eps:f32"
-)
+PUSH = Push("x:u64 weight:u64 selection:u64 result:u64 call:u64 live_word:u32 width:u32 eps:f32")
 
 
 def infer(graph: Graph, node: Node) -> list[Value]:

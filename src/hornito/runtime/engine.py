@@ -121,8 +121,8 @@ class Engine:
         self._closed = False
         try:
             self._allocate()
-            self._pipelines = Pipelines(device)
-            self.pipeline_count = self._pipelines.build(self.plan, progress)
+            self.pipelines = Pipelines(device)
+            self.pipeline_count = self.pipelines.build(self.plan, progress)
             self._upload_weights(package, progress)
             self._write_constants()
         except BaseException:
@@ -178,7 +178,8 @@ class Engine:
 
     # -- addresses and recordings -----------------------------------------------------------
 
-    def _address(self, kind: str, operand: Operand) -> int:
+    def address(self, kind: str, operand: Operand) -> int:
+        """The device address of an operand in the buckets of a kind."""
         name = operand.name
         if name in self.plan.arena.offsets:
             base = self._activations.address("arena") + self.plan.arena.offsets[name]
@@ -200,9 +201,9 @@ class Engine:
             program = bucket.body if part == "body" else bucket.tails[part]
             self._recordings[key] = record(
                 self.device,
-                self._pipelines,
+                self.pipelines,
                 program,
-                lambda operand: self._address(kind, operand),
+                lambda operand: self.address(kind, operand),
                 f"{kind}{rows}.{part}",
             )
         return self._recordings[key]

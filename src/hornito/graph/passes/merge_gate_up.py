@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hornito.graph.graph import Graph, Node
-from hornito.graph.stacking import can_stack, stack_weights
+from hornito.graph.stacking import can_stack, interleave_weights
 
 NAME = "merge_gate_up"
 
@@ -17,7 +17,7 @@ def run(graph: Graph) -> list[str]:
         if not can_stack(graph, linears) or len(set(gated.inputs)) == 1:
             continue
         parts = [node for node in linears if node is not None]
-        weight, bias = stack_weights(graph, parts, f"{gated.name}.gate_up")
+        weight, bias = interleave_weights(graph, parts, f"{gated.name}.gate_up")
         fused = Node(
             "gated_linear",
             gated.name,

@@ -1,6 +1,6 @@
 // What every linear kernel shares: the push block, and what is done with a finished sum.
-// out[r, n] = sum_k x[r, k] * w[n, k] (+ bias[n]) (+ residual[r, n]); with GATED, w holds the gate
-// rows and then the up rows, and out[r, n] = activation(gate) * up.
+// out[r, n] = sum_k x[r, k] * w[n, k] (+ bias[n]) (+ residual[r, n]); with GATED, the rows of w
+// and bias are gate and up in turn, and out[r, n] = activation(gate) * up.
 #ifndef HORNITO_LINEAR
 #define HORNITO_LINEAR
 
@@ -23,13 +23,20 @@ layout(push_constant) uniform Push {
   uint k;
 } p;
 
+// Weight rows of one output: with GATED the gate row and, behind it, the up row.
+#ifdef GATED
+const uint OUTPUT_ROWS = 2u;
+#else
+const uint OUTPUT_ROWS = 1u;
+#endif
+
 uint live_rows() { return load_word(p.call, p.live_word); }
 
 #ifdef GATED
 void finish(uint r, uint n, float gate, float up) {
   if (BIAS == 1u) {
-    gate += load_float(p.bias, n);
-    up += load_float(p.bias, p.n + n);
+    gate += load_float(p.bias, 2u * n);
+    up += load_float(p.bias, 2u * n + 1u);
   }
   store_float(p.result, r * p.n + n, activate(ACTIVATION, gate) * up);
 }

@@ -60,10 +60,10 @@ void main() {
     [[unroll]] for (uint j = 0u; j < OUTPUTS; ++j) {
       uint own = min(n0 + 8u * j, p.n - 1u);
       vec4 a, b;
-      load_weights8(p.w, own * k8 + i, a, b);
+      load_weights8(p.w, own * OUTPUT_ROWS * k8 + i, a, b);
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) sum[r][j] = add8(sum[r][j], a, b, x[r]);
 #ifdef GATED
-      load_weights8(p.w, (p.n + own) * k8 + i, a, b);
+      load_weights8(p.w, (own * OUTPUT_ROWS + 1u) * k8 + i, a, b);
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) up[r][j] = add8(up[r][j], a, b, x[r]);
 #endif
     }

@@ -11,7 +11,7 @@
 // variant: m64_gated_f16 TILE_ROWS=64 GATED WEIGHT_F16
 //
 // Geometry: 64 threads as 16 column groups (4 outputs each) by 4 row groups; x = output tiles of 64,
-// y = row tiles. With GATED a tile covers 64 gate rows and the 64 up rows beside them.
+// y = row tiles. With GATED a tile covers 64 pairs of a gate and an up row.
 // Push: see linear.glsl.
 // Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 WIDE (K is a multiple of 8).
 #version 450
@@ -74,10 +74,10 @@ void main() {
       uint own = min(n0 + i / 2u, p.n - 1u);
       uint k = (i % 2u) * 8u;
       float v[8];
-      fetch8(p.w, own, k0 + k, v);
+      fetch8(p.w, own * OUTPUT_ROWS, k0 + k, v);
       for (uint e = 0u; e < 8u; ++e) w_tile[(k + e) * 64u + i / 2u] = v[e];
 #ifdef GATED
-      fetch8(p.w, p.n + own, k0 + k, v);
+      fetch8(p.w, own * OUTPUT_ROWS + 1u, k0 + k, v);
       for (uint e = 0u; e < 8u; ++e) up_tile[(k + e) * 64u + i / 2u] = v[e];
 #endif
     }

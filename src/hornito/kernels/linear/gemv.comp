@@ -41,10 +41,10 @@ void main() {
     uint k8 = p.k / 8u;
     for (uint i = lane; i < k8; i += LANES) {
       vec4 a, b;
-      load_weights8(p.w, own * k8 + i, a, b);
+      load_weights8(p.w, own * OUTPUT_ROWS * k8 + i, a, b);
 #ifdef GATED
       vec4 c, d;
-      load_weights8(p.w, (p.n + own) * k8 + i, c, d);
+      load_weights8(p.w, (own * OUTPUT_ROWS + 1u) * k8 + i, c, d);
 #endif
       for (uint r = 0u; r < ROWS; ++r) {
         uint at = ((row0 + r) * k8 + i) * 2u;
@@ -58,9 +58,9 @@ void main() {
     }
   } else {
     for (uint i = lane; i < p.k; i += LANES) {
-      float a = load_weight(p.w, own * p.k + i);
+      float a = load_weight(p.w, own * OUTPUT_ROWS * p.k + i);
 #ifdef GATED
-      float c = load_weight(p.w, (p.n + own) * p.k + i);
+      float c = load_weight(p.w, (own * OUTPUT_ROWS + 1u) * p.k + i);
 #endif
       for (uint r = 0u; r < ROWS; ++r) {
         float x = load_float(p.x, (row0 + r) * p.k + i);

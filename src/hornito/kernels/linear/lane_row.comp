@@ -47,14 +47,14 @@ void main() {
 #endif
   }
   if (WIDE == 1u) {
-    uint w8 = own * (p.k / 8u);
+    uint w8 = own * OUTPUT_ROWS * (p.k / 8u);
     uint x4 = row0 * (p.k / 4u);
     for (uint i = 0u; i < p.k / 8u; ++i) {
       vec4 a, b;
       load_weights8(p.w, w8 + i, a, b);
 #ifdef GATED
       vec4 c, d;
-      load_weights8(p.w, w8 + p.n * (p.k / 8u) + i, c, d);
+      load_weights8(p.w, w8 + p.k / 8u + i, c, d);
 #endif
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
         uint at = x4 + r * (p.k / 4u) + 2u * i;
@@ -68,9 +68,9 @@ void main() {
     }
   } else {
     for (uint i = 0u; i < p.k; ++i) {
-      float a = load_weight(p.w, own * p.k + i);
+      float a = load_weight(p.w, own * OUTPUT_ROWS * p.k + i);
 #ifdef GATED
-      float c = load_weight(p.w, (p.n + own) * p.k + i);
+      float c = load_weight(p.w, (own * OUTPUT_ROWS + 1u) * p.k + i);
 #endif
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
         float x = load_float(p.x, (row0 + r) * p.k + i);
