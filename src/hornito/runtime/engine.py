@@ -165,6 +165,9 @@ class Engine:
         progress.finish()
 
     def _write_constants(self) -> None:
+        # Fresh memory may hold the records of an engine that is gone, with valid numbers.
+        for arena in (self._state, self._readback):
+            self.device.upload((*arena[name], bytes(arena.size(name))) for name in arena)
         identity = np.arange(self._kind_rows()["batch"], dtype=np.uint32)
         eos = np.asarray(self.eos_ids or (0,), np.uint32)
         self.device.upload(
