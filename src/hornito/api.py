@@ -136,7 +136,13 @@ class LLM:
             )
             options = fit_context(graph, device, options, requested=context is not None)
             self.engine = Engine(
-                device, package, graph, options, facts["eos_ids"], progress or NullProgress()
+                device,
+                package,
+                graph,
+                options,
+                facts["eos_ids"],
+                progress or NullProgress(),
+                precision=precision,
             )
         except BaseException:
             device.close()
@@ -306,7 +312,7 @@ class LLM:
             piece = answer.take([session.pending])
             if piece.text or piece.token_ids:
                 yield piece
-            if answer.reason is None:
+            if not answer.done:
                 runs = decode(
                     [session],
                     [max_tokens - 1],
@@ -315,7 +321,7 @@ class LLM:
                 )
                 for (tokens,) in runs:
                     yield answer.take(tokens)
-                    if answer.reason is not None:
+                    if answer.done:
                         break
         ended = time.monotonic()
         yield answer.last(Timings(len(ids), prefilled - began, answer.count - 1, ended - prefilled))
@@ -356,6 +362,11 @@ class _Answer:
         self._decoder = StreamDecoder(llm.tokenizer, stop=stop) if llm.has_tokenizer else None
         self.count = 0
         self.reason: str | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the answer has ended."""
+        return self.reason is not None
 
     def take(self, tokens: Sequence[int]) -> Chunk:
         """The piece that `tokens` add; tokens past the end are dropped."""

@@ -1,7 +1,7 @@
 """Gated linear: `x [T, K], weight [2 I, K], bias [2 I]? -> activation(x @ gate.T) * (x @ up.T)`.
 
-Rows of the weight (and bias) are gate and up in turn: gate 0, up 0, gate 1, up 1, ... Attributes: `activation`.
-Fused twin of two `linear` and `gated_activation`.
+Rows of the weight (and bias) are gate and up in turn: gate 0, up 0, gate 1, up 1, and so on.
+Attributes: `activation`. Fused twin of two `linear` and `gated_activation`.
 """
 
 from __future__ import annotations

@@ -115,6 +115,8 @@ class PlanOptions:
         guard: bytes of guard band behind every activation (tests).
         barrier_everywhere: a barrier before every dispatch (tests).
         eos_count: how many ids end an answer.
+        rewind_budget: positions that sliding layers keep beyond their window.
+        kv_bytes: size of the KV pools; None lets every slot fill its context.
     """
 
     context: int
@@ -124,6 +126,8 @@ class PlanOptions:
     guard: int = 0
     barrier_everywhere: bool = False
     eos_count: int = 0
+    rewind_budget: int = 64
+    kv_bytes: int | None = None
     chunk_rows: tuple[int, ...] = CHUNK_ROWS
 
 

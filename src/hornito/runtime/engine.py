@@ -6,10 +6,13 @@ records, block tables) goes to the device in a small recording of the same submi
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +24,13 @@ from hornito.ops.head import RECORD_BYTES
 from hornito.plan.plan import RING, Plan, PlanOptions, build_plan
 from hornito.plan.recording import Pipelines, record
 from hornito.progress import NullProgress, Progress
-from hornito.runtime.kv_cache import BlockPool, BlockTables, pool_sizes
+from hornito.runtime.kv_cache import BlockCopy, BlockPool, BlockTables, pool_sizes
 from hornito.vk.memory import Arena
 
 if TYPE_CHECKING:
     from hornito.package.reader import Package
+    from hornito.runtime.session import Session
+    from hornito.runtime.snapshot import Snapshot
     from hornito.vk.device import Device
     from hornito.vk.record import Recorder
 
@@ -51,6 +56,14 @@ class MemoryPlan:
     def total(self) -> int:
         """All of it."""
         return self.weights + self.kv + self.activations + self.state + self.readback
+
+
+@dataclass(slots=True)
+class Counters:
+    """What an engine has done since it was made."""
+
+    evaluated_tokens: int = 0
+    copied_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,10 @@ class Engine:
         options: context, KV type, slots.
         eos_ids: ids that end an answer.
         progress: told about pipelines and weights.
+        precision: of activations, as the caller chose it.
+
+    Attributes:
+        identity: what must be equal for a saved KV cache to be usable here.
 
     Raises:
         DeviceMemoryError: the plan does not fit; nothing stays allocated.
@@ -101,6 +118,8 @@ class Engine:
         options: PlanOptions,
         eos_ids: Sequence[int],
         progress: Progress | None = None,
+        *,
+        precision: str = "normal",
     ) -> None:
         progress = progress or NullProgress()
         self.device = device
@@ -110,6 +129,7 @@ class Engine:
         self.plan = build_plan(graph, device.caps, self.options)
         self.memory = memory_plan(self.plan, self.options)
         _check_memory(device, self.memory)
+        self.identity = _identity(package, self.plan, options, precision)
         self.context = options.context
         self.vocabulary = self.plan.vocabulary
         self._arenas: list[Arena] = []
@@ -117,6 +137,10 @@ class Engine:
         self._preludes: list[Recorder] = []
         self._copies: dict[tuple[str, int], Recorder] = {}
         self.pools: list[BlockPool] = []
+        self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self.snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
+        self.counters = Counters()
+        self._queued: list[BlockCopy] = []
         self.last_ticket = 0
         self._closed = False
         try:
@@ -151,7 +175,7 @@ class Engine:
         self._readback = self._arena("readback", _readback_items(plan), kind="host")
 
     def _pool_sizes(self) -> list[int]:
-        return pool_sizes(self.plan.kinds, self.options.slots, self.plan.table_blocks)
+        return kv_pool_sizes(self.plan, self.options)
 
     def _arena(self, label: str, items: list[tuple[str, int]], kind: str = "device") -> Arena:
         arena = Arena(self.device, label, items, kind=kind)  # type: ignore[arg-type]
@@ -227,6 +251,10 @@ class Engine:
 
     # -- submissions ------------------------------------------------------------------------
 
+    def queue_copies(self, copies: Iterable[BlockCopy]) -> None:
+        """Copy KV blocks at the start of the next submission."""
+        self._queued += copies
+
     def submit(
         self, updates: Sequence[tuple[str, int, bytes]], recordings: Sequence[Recorder]
     ) -> int:
@@ -238,7 +266,7 @@ class Engine:
         self._check_open()
         updates = [*updates, *(("tables", at, data) for at, data in self.tables.take_updates())]
         runs = list(recordings)
-        if updates:
+        if updates or self._queued:
             runs.insert(0, self._prelude(updates))
         self.last_ticket = self.device.submit(runs)
         return self.last_ticket
@@ -257,6 +285,13 @@ class Engine:
             for start in range(0, len(data), UPDATE_BYTES):
                 piece = data[start : start + UPDATE_BYTES]
                 recorder.update(buffer, base + at + start, piece)
+        for copy in self._queued:
+            # A block that one copy frees may be the target of the next.
+            recorder.barrier()
+            size = copy.pool.kind.block_bytes
+            recorder.copy(*copy.pool.place(copy.source), *copy.pool.place(copy.target), size)
+            self.counters.copied_bytes += size
+        self._queued.clear()
         recorder.end()
         return recorder
 
@@ -392,13 +427,40 @@ class Engine:
         return hurt
 
 
+def _identity(package: Package, plan: Plan, options: PlanOptions, precision: str) -> dict[str, Any]:
+    """What a KV cache depends on, as plain JSON types."""
+    manifest = package.manifest
+    text = json.dumps(manifest.to_json(), sort_keys=True)
+    return {
+        "package": hashlib.sha256(text.encode()).hexdigest(),
+        "weights": manifest.quant.get("weights"),
+        "precision": precision,
+        "kv": "fp16" if options.kv_half else "fp32",
+        "rope_theta": manifest.facts.get("rope_theta"),
+        "rope_scaling": manifest.facts.get("rope_scaling"),
+        "kinds": [
+            [kind.window, kind.kv_heads, kind.head_dim, list(kind.layers)] for kind in plan.kinds
+        ],
+    }
+
+
+def kv_pool_sizes(plan: Plan, options: PlanOptions) -> list[int]:
+    """Blocks of each kind's pool."""
+    return pool_sizes(
+        plan.kinds,
+        slots=options.slots,
+        table_blocks=plan.table_blocks,
+        advance=max(RING, *(rows for _, rows in plan.buckets)),
+        rewind_budget=options.rewind_budget,
+        kv_bytes=options.kv_bytes,
+    )
+
+
 def memory_plan(plan: Plan, options: PlanOptions) -> MemoryPlan:
     """Every byte that an engine of this plan allocates, alignment included."""
     kv = sum(
         count * _aligned(kind.block_bytes)
-        for kind, count in zip(
-            plan.kinds, pool_sizes(plan.kinds, options.slots, plan.table_blocks), strict=True
-        )
+        for kind, count in zip(plan.kinds, kv_pool_sizes(plan, options), strict=True)
     )
     return MemoryPlan(
         weights=sum(_aligned(size) for size in plan.weight_bytes.values()),

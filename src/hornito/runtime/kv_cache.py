@@ -7,14 +7,15 @@ date before a submission.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from hornito.errors import DeviceMemoryError, SessionError
-from hornito.ops.base import BLOCK_POSITIONS
+from hornito.errors import DeviceMemoryError, SessionError, UsageError
+from hornito.ops.base import BLOCK_POSITIONS, ceil_div
 from hornito.plan.plan import KvKind
 from hornito.vk.memory import Arena
 
@@ -140,6 +141,178 @@ class BlockTables:
         return updates
 
 
-def pool_sizes(kinds: Sequence[KvKind], slots: int, table_blocks: int) -> list[int]:
-    """Blocks per kind that let every slot fill its context."""
-    return [slots * table_blocks for _ in kinds]
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """A block whose content must be in another before the next call runs."""
+
+    pool: BlockPool
+    source: int
+    target: int
+
+
+Blocks = list[list[int | None]]
+"""Per kind, the block of each 64 positions; None where a sliding window has passed."""
+
+
+class SequenceBlocks:
+    """The blocks of one sequence: which it owns, which it shares, and its slot's table entries.
+
+    Args:
+        rewind_budget: positions that a sliding kind keeps beyond its window.
+    """
+
+    def __init__(
+        self, pools: Collection[BlockPool], tables: BlockTables, slot: int, rewind_budget: int
+    ) -> None:
+        self._pools = list(pools)
+        self._tables = tables
+        self._slot = slot
+        self._budget = rewind_budget
+        self._blocks: Blocks = [[] for _ in self._pools]
+
+    def prepare(self, position: int, end: int, ticket: int) -> list[BlockCopy]:
+        """Own alone every block of the positions `[position, end)`, free what windows have passed.
+
+        Args:
+            ticket: the newest submission, the last that may read what is freed.
+
+        Returns:
+            the copy of the partly filled block at `position`, for each kind that shares it.
+
+        Raises:
+            DeviceMemoryError: the pool is exhausted; nothing is lost then.
+        """
+        copies = []
+        for kind, (pool, blocks) in enumerate(zip(self._pools, self._blocks, strict=True)):
+            self._free_passed(kind, position, ticket)
+            tail = position // BLOCK_POSITIONS
+            shared = blocks[tail] if tail < len(blocks) else None
+            if shared is not None and pool.owners(shared) > 1:
+                own = pool.take()
+                copies.append(BlockCopy(pool, shared, own))
+                self._set(kind, tail, own)
+                pool.release(shared, ticket)
+            while len(blocks) < ceil_div(end, BLOCK_POSITIONS):
+                block = pool.take()
+                blocks.append(None)
+                self._set(kind, len(blocks) - 1, block)
+        return copies
+
+    def _free_passed(self, kind: int, position: int, ticket: int) -> None:
+        window = self._pools[kind].kind.window
+        if not window:
+            return
+        passed = max(0, position - self._budget - window + 1) // BLOCK_POSITIONS
+        for index in range(min(passed, len(self._blocks[kind]))):
+            self._drop(kind, index, ticket)
+
+    def truncate(self, position: int, ticket: int) -> None:
+        """Release the blocks that lie wholly at or behind `position`."""
+        for kind, blocks in enumerate(self._blocks):
+            keep = ceil_div(position, BLOCK_POSITIONS)
+            for index in range(keep, len(blocks)):
+                self._drop(kind, index, ticket)
+            del blocks[keep:]
+
+    def first_kept(self, position: int) -> int:
+        """The least position from which every block up to `position` is still there."""
+        first = 0
+        for pool, blocks in zip(self._pools, self._blocks, strict=True):
+            missing = [i for i, block in enumerate(blocks) if block is None]
+            if missing and pool.kind.window:
+                first = max(first, (max(missing) + 1) * BLOCK_POSITIONS + pool.kind.window - 1)
+        return min(first, position)
+
+    def share(self) -> Blocks:
+        """A list of the blocks, each with one owner more."""
+        for pool, blocks in zip(self._pools, self._blocks, strict=True):
+            for block in blocks:
+                if block is not None:
+                    pool.share(block)
+        return [list(blocks) for blocks in self._blocks]
+
+    def replace(self, blocks: Blocks, ticket: int) -> None:
+        """Give up the own blocks and take over a list whose owners count this sequence already."""
+        self.truncate(0, ticket)
+        for kind, given in enumerate(blocks):
+            self._blocks[kind] = [None] * len(given)
+            for index, block in enumerate(given):
+                if block is not None:
+                    self._set(kind, index, block)
+
+    def held(self) -> list[int]:
+        """Blocks held per kind, shared ones included."""
+        return [sum(block is not None for block in blocks) for blocks in self._blocks]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks held, shared ones included."""
+        return held_bytes(self._pools, self._blocks)
+
+    def _set(self, kind: int, index: int, block: int) -> None:
+        self._blocks[kind][index] = block
+        self._tables.set(self._slot, kind, index, self._pools[kind].address(block))
+
+    def _drop(self, kind: int, index: int, ticket: int) -> None:
+        block = self._blocks[kind][index]
+        if block is None:
+            return
+        self._blocks[kind][index] = None
+        self._tables.set(self._slot, kind, index, 0)
+        self._pools[kind].release(block, ticket)
+
+
+def held_bytes(pools: Collection[BlockPool], blocks: Blocks) -> int:
+    """Bytes of the blocks in a list."""
+    return sum(
+        pool.kind.block_bytes
+        for pool, own in zip(pools, blocks, strict=True)
+        for block in own
+        if block is not None
+    )
+
+
+def release_blocks(pools: Collection[BlockPool], blocks: Blocks, ticket: int) -> None:
+    """One owner less for every block of a list, which is emptied."""
+    for pool, own in zip(pools, blocks, strict=True):
+        for block in own:
+            if block is not None:
+                pool.release(block, ticket)
+        own.clear()
+
+
+def pool_sizes(
+    kinds: Collection[KvKind],
+    *,
+    slots: int,
+    table_blocks: int,
+    advance: int,
+    rewind_budget: int,
+    kv_bytes: int | None,
+) -> list[int]:
+    """Blocks per kind.
+
+    By default every slot can fill its context, with one block over for the copy of a shared tail. A
+    sliding kind holds its window, the rewind budget and the `advance` positions of one call, twice,
+    so that a snapshot can hold one while its session goes on.
+
+    Args:
+        kv_bytes: bytes to use instead, in the same proportions.
+
+    Raises:
+        UsageError: they are too few for one slot to evaluate anything.
+    """
+    counts = []
+    for kind in kinds:
+        per_slot = table_blocks + 1
+        if kind.window:
+            ring = ceil_div(kind.window + rewind_budget + advance, BLOCK_POSITIONS) + 2
+            per_slot = min(per_slot, 2 * ring)
+        counts.append(per_slot * slots)
+    if kv_bytes is None:
+        return counts
+    usual = sum(n * kind.block_bytes for n, kind in zip(counts, kinds, strict=True))
+    counts = [n * kv_bytes // usual for n in counts]
+    if min(counts, default=1) < 1:
+        raise UsageError(f"kv_bytes={kv_bytes} holds no block of some kind; {usual} is the usual")
+    return counts

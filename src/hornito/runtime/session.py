@@ -10,11 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import ContextOverflowError, SessionError, UsageError
-from hornito.ops.base import BLOCK_POSITIONS, ROW_IGNORE_EOS, ROW_LIVE, ceil_div
+from hornito.ops.base import ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import LOGITS_ROWS
 from hornito.runtime.engine import Engine, RowUpdate
+from hornito.runtime.kv_cache import SequenceBlocks
+from hornito.runtime.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    import os
+
     from hornito.vk.record import Recorder
 
 FloatArray = npt.NDArray[np.float32]
@@ -26,6 +30,7 @@ class Session:
     Attributes:
         ids: every token that has been evaluated; `position` is their count.
         pending: the most likely next token after the last evaluated one, not evaluated itself.
+        fresh: whether the last evaluated token was evaluated here, not taken over from a snapshot.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -33,8 +38,12 @@ class Session:
         self.slot = engine.take_slot()
         self.ids: list[int] = []
         self.pending: int | None = None
-        self._blocks: list[list[int]] = [[] for _ in engine.pools]
+        self.fresh = False
+        self.blocks = SequenceBlocks(
+            engine.pools, engine.tables, self.slot, engine.options.rewind_budget
+        )
         self._closed = False
+        engine.sessions.add(self)
 
     def __enter__(self) -> Session:
         return self
@@ -113,11 +122,15 @@ class Session:
         beyond rounding.
 
         Raises:
-            SessionError: nothing was evaluated since the session began or was rewound.
+            SessionError: nothing was evaluated since the session began, was restored, forked or
+                rewound.
         """
         self.check_open()
-        if not self.ids or self.pending is None:
-            raise SessionError("logits() needs an evaluated token; call prefill() or step() first")
+        if not self.fresh or self.pending is None:
+            raise SessionError(
+                "logits() needs an evaluated token: none was since this session began, was restored, "
+                "forked or rewound; call prefill() or step() first"
+            )
         last, pending = self.ids[-1], self.pending
         self.rewind(self.position - 1)
         row = self._evaluate([last], 1, "logits")
@@ -220,6 +233,8 @@ class Session:
         ticket = engine.submit(changes, runs)
         self.ids += ids
         self.pending = None
+        self.fresh = True
+        engine.counters.evaluated_tokens += live
         if tail == "none":
             return 0
         engine.wait(ticket)
@@ -247,31 +262,107 @@ class Session:
 
     # -- blocks -----------------------------------------------------------------------------
 
-    def reserve(self, positions: int) -> None:
-        """Own blocks for the first `positions` positions.
+    def reserve(self, end: int) -> None:
+        """Own alone the blocks of every position from the current one up to `end`.
 
         Raises:
             DeviceMemoryError: the pool is exhausted.
         """
-        need = ceil_div(min(positions, self.engine.context), BLOCK_POSITIONS)
-        for kind, (pool, blocks) in enumerate(zip(self.engine.pools, self._blocks, strict=True)):
-            while len(blocks) < need:
-                block = pool.take()
-                self.engine.tables.set(self.slot, kind, len(blocks), pool.address(block))
-                blocks.append(block)
+        engine = self.engine
+        end = min(end, engine.context)
+        copies = self.blocks.prepare(self.position, end, engine.last_ticket)
+        engine.queue_copies(copies)
 
-    def rewind(self, position: int) -> None:
+    def rewind(self, position: int, *, refill: bool = False) -> None:
         """Forget everything from `position` on.
+
+        Args:
+            position: how many tokens to keep.
+            refill: where sliding layers no longer hold what the position needs, evaluate the kept
+                tokens again instead of raising.
 
         Raises:
             UsageError: the position lies outside what was evaluated.
+            SessionError: a sliding layer has freed keys that the position needs.
         """
         self.check_open()
         if not 0 <= position <= self.position:
             raise UsageError(f"can't rewind to {position}: {self.position} tokens are evaluated")
-        if position < self.position:
-            del self.ids[position:]
-            self.pending = None
+        if position == self.position:
+            return
+        first = self.blocks.first_kept(self.position)
+        if 0 < position < first and not refill:
+            raise SessionError(
+                f"can't rewind to {position}: sliding layers hold only what positions from {first} "
+                f"on need (rewind budget {self.engine.options.rewind_budget}); rewind(..., "
+                "refill=True) evaluates the tokens again"
+            )
+        kept = self.ids[:position]
+        again = 0 < position < first
+        self.blocks.truncate(0 if again else position, self.engine.last_ticket)
+        self.ids = [] if again else kept
+        self.pending = None
+        self.fresh = False
+        if again:
+            self.prefill(kept)
+            self.fresh = False
+
+    # -- snapshots --------------------------------------------------------------------------
+
+    def snapshot(self) -> Snapshot:
+        """What the session is now, sharing its blocks; nothing is copied."""
+        self.check_open()
+        return Snapshot(self.engine, self.blocks.share(), list(self.ids), self.pending)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Become what the snapshot is: block tables are edited, nothing is evaluated or copied.
+
+        Raises:
+            SessionError: the snapshot was released or is another engine's.
+        """
+        self.check_open()
+        snapshot.check()
+        if snapshot.engine is not self.engine:
+            raise SessionError("a snapshot can be restored only on the engine that it was made on")
+        shared = [list(blocks) for blocks in snapshot.blocks]
+        for pool, blocks in zip(self.engine.pools, shared, strict=True):
+            for block in blocks:
+                if block is not None:
+                    pool.share(block)
+        self.blocks.replace(shared, self.engine.last_ticket)
+        self.ids = list(snapshot.ids)
+        self.pending = snapshot.pending
+        self.fresh = False
+
+    def fork(self) -> Session:
+        """A second session at this point, in a slot of its own; nothing is copied.
+
+        Raises:
+            SessionError: no slot is free.
+        """
+        self.check_open()
+        twin = Session(self.engine)
+        with self.snapshot() as here:
+            twin.restore(here)
+        return twin
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Become what a snapshot file holds; the session is unchanged when that fails.
+
+        Raises:
+            SessionError: the file was made with another model or other settings; names which.
+            FormatError: the file is damaged.
+        """
+        from hornito.runtime.snapshot_file import load_snapshot
+
+        self.check_open()
+        with load_snapshot(self.engine, path) as snapshot:
+            self.restore(snapshot)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the KV blocks held, shared ones included."""
+        return self.blocks.nbytes
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Take over tokens that a decode run emitted: each was pending when the next came."""
@@ -291,14 +382,13 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        self.engine.sessions.discard(self)
         if self.engine.closed:
             return
-        for kind, (pool, blocks) in enumerate(zip(self.engine.pools, self._blocks, strict=True)):
-            for index, block in enumerate(blocks):
-                pool.release(block, self.engine.last_ticket)
-                self.engine.tables.set(self.slot, kind, index, 0)
-            blocks.clear()
+        self.blocks.truncate(0, self.engine.last_ticket)
         self.engine.return_slot(self.slot)
+
+    release = close
 
 
 def words(*values: int) -> bytes:

@@ -1,0 +1,84 @@
+"""Snapshots: what a session is at one position, without a copy of its keys and values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hornito.errors import SessionError
+from hornito.runtime.kv_cache import Blocks, held_bytes, release_blocks
+
+if TYPE_CHECKING:
+    import os
+
+    from hornito.runtime.engine import Engine
+
+
+class Snapshot:
+    """Block tables, token ids and the pending token of a session; made by `Session.snapshot()`.
+
+    It owns its blocks together with the sessions that share them; `release()` gives them up.
+
+    Attributes:
+        ids: the tokens evaluated so far.
+        pending: the next token, when it was known.
+    """
+
+    def __init__(self, engine: Engine, blocks: Blocks, ids: list[int], pending: int | None) -> None:
+        self.engine = engine
+        self.ids = ids
+        self.pending = pending
+        self._blocks = blocks
+        self._released = False
+        engine.snapshots.add(self)
+
+    def __enter__(self) -> Snapshot:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.release()
+
+    @property
+    def position(self) -> int:
+        """Tokens evaluated."""
+        return len(self.ids)
+
+    @property
+    def blocks(self) -> Blocks:
+        """The blocks by kind and index.
+
+        Raises:
+            SessionError: the snapshot was released.
+        """
+        self.check()
+        return self._blocks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the blocks held, shared ones included."""
+        return held_bytes(self.engine.pools, self._blocks)
+
+    def check(self) -> None:
+        """Raise SessionError when the snapshot or its engine is gone."""
+        if self._released:
+            raise SessionError("this snapshot was released")
+        if self.engine.closed:
+            raise SessionError("the model of this snapshot is closed")
+
+    def save(self, path: str | os.PathLike[str]) -> int:
+        """Write the snapshot to a file and return its size in bytes.
+
+        Raises:
+            HornitoError: it can't be written.
+        """
+        from hornito.runtime.snapshot_file import save_snapshot
+
+        return save_snapshot(self, path)
+
+    def release(self) -> None:
+        """Give up the blocks; a second call does nothing."""
+        if self._released:
+            return
+        self._released = True
+        self.engine.snapshots.discard(self)
+        if not self.engine.closed:
+            release_blocks(self.engine.pools, self._blocks, self.engine.last_ticket)
