@@ -312,7 +312,7 @@ class LLM:
             piece = answer.take([session.pending])
             if piece.text or piece.token_ids:
                 yield piece
-            if not answer.done:
+            if not answer.ended():
                 runs = decode(
                     [session],
                     [max_tokens - 1],
@@ -321,7 +321,7 @@ class LLM:
                 )
                 for (tokens,) in runs:
                     yield answer.take(tokens)
-                    if answer.done:
+                    if answer.ended():
                         break
         ended = time.monotonic()
         yield answer.last(Timings(len(ids), prefilled - began, answer.count - 1, ended - prefilled))
@@ -363,8 +363,7 @@ class _Answer:
         self.count = 0
         self.reason: str | None = None
 
-    @property
-    def done(self) -> bool:
+    def ended(self) -> bool:
         """Whether the answer has ended."""
         return self.reason is not None
 
