@@ -258,6 +258,7 @@ class LLM:
             temperature=temperature,
             stop=stop,
             ignore_eos=ignore_eos,
+            continuation=False,
         )
 
     def stream(
@@ -268,6 +269,7 @@ class LLM:
         temperature: float = 0.0,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        continuation: bool = True,
     ) -> Iterator[Chunk]:
         """Complete a prompt piece by piece.
 
@@ -277,6 +279,8 @@ class LLM:
             temperature: 0, the most likely token each time; nothing else exists yet.
             stop: strings that end the answer; they are not part of it.
             ignore_eos: go on past end tokens.
+            continuation: the text goes on from the prompt, so that its first space counts; False
+                for an answer that stands alone, as in a chat.
 
         Raises:
             ContextOverflowError: the prompt does not fit the context.
@@ -298,31 +302,64 @@ class LLM:
                 tokens=len(ids),
                 context=self.context,
             )
-        return self._stream(ids, max_tokens, tuple(stop), ignore_eos)
+        return self._stream(ids, max_tokens, tuple(stop), ignore_eos, continuation)
 
     def _stream(
-        self, ids: list[int], max_tokens: int, stop: tuple[str, ...], ignore_eos: bool
+        self,
+        ids: list[int],
+        max_tokens: int,
+        stop: tuple[str, ...],
+        ignore_eos: bool,
+        continuation: bool,
     ) -> Iterator[Chunk]:
-        answer = _Answer(self, stop, ignore_eos, max_tokens)
-        began = time.monotonic()
         with Session(self.engine) as session:
-            session.prefill(ids)
-            prefilled = time.monotonic()
-            assert session.pending is not None
-            piece = answer.take([session.pending])
-            if piece.text or piece.token_ids:
-                yield piece
-            if not answer.ended():
-                runs = decode(
-                    [session],
-                    [max_tokens - 1],
-                    ignore_eos=ignore_eos,
-                    steps=self.steps_per_submission,
-                )
-                for (tokens,) in runs:
-                    yield answer.take(tokens)
-                    if answer.ended():
-                        break
+            yield from self.stream_session(
+                session,
+                ids,
+                max_tokens=max_tokens,
+                stop=stop,
+                ignore_eos=ignore_eos,
+                continuation=continuation,
+            )
+
+    def stream_session(
+        self,
+        session: Session,
+        ids: Sequence[int],
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        continuation: bool = True,
+    ) -> Iterator[Chunk]:
+        """Evaluate `ids` behind what a session holds and stream what follows.
+
+        The answer stays in the session; tokens past a stop string may be there too (rewind).
+
+        Args:
+            session: of this model's engine, from `session()`.
+            ids: at least one token id.
+            max_tokens, stop, ignore_eos, continuation: as for `stream`.
+        """
+        answer = _Answer(self, tuple(stop), ignore_eos, max_tokens, continuation)
+        began = time.monotonic()
+        session.prefill(ids)
+        prefilled = time.monotonic()
+        assert session.pending is not None
+        piece = answer.take([session.pending])
+        if piece.text or piece.token_ids:
+            yield piece
+        if not answer.ended():
+            runs = decode(
+                [session],
+                [max_tokens - 1],
+                ignore_eos=ignore_eos,
+                steps=self.steps_per_submission,
+            )
+            for (tokens,) in runs:
+                yield answer.take(tokens)
+                if answer.ended():
+                    break
         ended = time.monotonic()
         yield answer.last(Timings(len(ids), prefilled - began, answer.count - 1, ended - prefilled))
 
@@ -354,12 +391,23 @@ class LLM:
 class _Answer:
     """Text and end of one answer while its tokens come in."""
 
-    def __init__(self, llm: LLM, stop: tuple[str, ...], ignore_eos: bool, max_tokens: int) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        stop: tuple[str, ...],
+        ignore_eos: bool,
+        max_tokens: int,
+        continuation: bool,
+    ) -> None:
         from hornito.text.stream import StreamDecoder
 
         self._ends = frozenset(() if ignore_eos else llm.engine.eos_ids)
         self._max_tokens = max_tokens
-        self._decoder = StreamDecoder(llm.tokenizer, stop=stop) if llm.has_tokenizer else None
+        self._decoder = (
+            StreamDecoder(llm.tokenizer, stop=stop, continuation=continuation)
+            if llm.has_tokenizer
+            else None
+        )
         self.count = 0
         self.reason: str | None = None
 
