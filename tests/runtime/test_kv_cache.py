@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -157,7 +158,7 @@ def test_blocks_are_apart(clock: Any) -> None:
     clock.caps = SimpleNamespace(max_allocation_bytes=3 * KIND.block_bytes + 100)
     pool = BlockPool(cast(Device, clock), KIND, 10, "pool")
     addresses = sorted(pool.address(b) for b in range(10))
-    assert all(b - a >= KIND.block_bytes for a, b in zip(addresses, addresses[1:], strict=False))
+    assert all(b - a >= KIND.block_bytes for a, b in pairwise(addresses))
     assert all(address % 256 == 0 for address in addresses)
     assert len({pool.place(b)[0].handle for b in range(10)}) == 4
     pool.free()

@@ -212,7 +212,6 @@ def test_planning_is_quick_and_repeatable() -> None:
     caps, options = Caps.parse(SMALL), PlanOptions(4096, True, slots=4)
     first, second = (build_plan(big_llama(layers=4), caps, options) for _ in range(2))
     assert first.arena == second.arena
-    assert [repr(d) for _, d in dispatches(first)][0].startswith("Dispatch(kernel=")
     assert [(w, d.kernel, d.groups, d.reads) for w, d in dispatches(first)] == [
         (w, d.kernel, d.groups, d.reads) for w, d in dispatches(second)
     ]
