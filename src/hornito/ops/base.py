@@ -36,6 +36,7 @@ ROW_BYTES = 32
 
 ROW_LIVE = 1
 ROW_IGNORE_EOS = 2
+ROW_EMBEDDED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +152,7 @@ class Lowering:
         selected: rows whose output is wanted, the value of the symbol S.
         table_blocks: entries of one block table.
         table_stride: entries from one slot's table to the next slot's.
+        context: positions that a slot can hold; some models choose their RoPE by it.
         tail: what the head is reduced to.
     """
 
@@ -167,6 +169,7 @@ class Lowering:
         weight_bytes: Mapping[str, int],
         tail: Tail,
         table_stride: int | None = None,
+        context: int | None = None,
         prefix: str = "",
     ) -> None:
         self.graph = graph
@@ -178,6 +181,7 @@ class Lowering:
         self.table_blocks = table_blocks
         self.tail = tail
         self.table_stride = table_blocks if table_stride is None else table_stride
+        self.context = table_blocks * BLOCK_POSITIONS if context is None else context
         self._weight_bytes = weight_bytes
         self._prefix = prefix
         self.dispatches: list[Dispatch] = []
@@ -191,6 +195,10 @@ class Lowering:
     def row_records(self) -> Operand:
         """The row records of the call, `ROW_BYTES` each."""
         return Operand("rows", 0, self.rows * ROW_BYTES)
+
+    def embedded(self, width: int) -> Operand:
+        """Rows that the host gave as embeddings instead of ids, `[T, width]` fp32."""
+        return Operand("embedded", 0, self.rows * width * 4)
 
     @property
     def selection(self) -> Operand:

@@ -1,4 +1,9 @@
-"""Embedding gather: `ids [T], table [V, H] -> [T, H]`."""
+"""Embedding gather: `ids [T], table [V, H] -> [T, H]`, times `scale`.
+
+A row whose record says so is the embedding that the host gave, unscaled.
+
+Attributes: `scale` (optional, 1).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import Array, Lowering, Push, present
 
-PUSH = Push("rows:u64 table:u64 result:u64 width:u32")
+PUSH = Push("rows:u64 table:u64 embedded:u64 result:u64 width:u32 scale:f32")
 
 
 def infer(graph: Graph, node: Node) -> list[Value]:
@@ -22,7 +27,9 @@ def reference(
     node: Node, inputs: Sequence[Array | None], state: ReferenceState
 ) -> list[Array | None]:
     ids, table = present(inputs, 2)
-    return [table[np.asarray(ids, np.int64)]]
+    scale = np.float32(node.attrs.get("scale", 1.0))
+    rows: Array = table[np.asarray(ids, np.int64)] * table.dtype.type(scale)
+    return [rows]
 
 
 def lower(node: Node, low: Lowering) -> None:
@@ -30,12 +37,13 @@ def lower(node: Node, low: Lowering) -> None:
     width = low.shape(table)[1]
     suffix = "f16" if low.weight_dtype(table) == "fp16" else "f32"
     weights, out = low.operand(table), low.operand(result)
+    given = low.embedded(width)
     low.emit(
         node,
         f"embedding/gather.{suffix}",
         PUSH,
-        (low.row_records, weights, out, width),
+        (low.row_records, weights, given, out, width, node.attrs.get("scale", 1.0)),
         (low.rows, 1, 1),
-        reads=(low.row_records, weights),
+        reads=(low.row_records, weights, given),
         writes=(out,),
     )

@@ -77,7 +77,7 @@ class Plan:
     """Everything that is decided before memory is allocated.
 
     `weight_bytes` are exact tensor sizes; `arena` places the activations of every bucket;
-    `vocabulary` is the ids of the head.
+    `vocabulary` is the ids of the head, `width` the numbers of one embedding.
     """
 
     buckets: Mapping[tuple[str, int], BucketPlan]
@@ -87,6 +87,7 @@ class Plan:
     weight_bytes: Mapping[str, int]
     layers: int
     vocabulary: int
+    width: int
 
     def kernels(self) -> list[tuple[str, tuple[tuple[int, int], ...], int]]:
         """The distinct pipelines: kernel name, specialisation, push-constant bytes."""
@@ -155,6 +156,11 @@ def weight_sizes(graph: Graph) -> dict[str, int]:
     return sizes
 
 
+def graph_width(graph: Graph, node: Node) -> int:
+    """Numbers of one row of an embedding node."""
+    return graph.weights[node.inputs[1]].shape[1]
+
+
 def build_plan(graph: Graph, caps: Caps, options: PlanOptions) -> Plan:
     """Lower the graph for every bucket and place every activation.
 
@@ -207,6 +213,7 @@ class _Planner:
             self.weight_bytes,
             max(1, layers),
             self.vocabulary,
+            max((graph_width(self.graph, n) for n in self.graph if n.op == "embedding"), default=1),
         )
 
     def _bucket_keys(self) -> list[tuple[str, int]]:
@@ -253,6 +260,7 @@ class _Planner:
             kv=self.layouts,
             table_blocks=self.table_blocks,
             table_stride=self.table_blocks * len(self.kinds),
+            context=self.options.context,
             weight_bytes=self.weight_bytes,
             tail=tail,
             prefix=prefix,

@@ -486,6 +486,7 @@ def _state_items(plan: Plan, options: PlanOptions) -> list[tuple[str, int]]:
             (f"{kind}.call", 16),
             (f"{kind}.selection", rows * 4),
             (f"{kind}.next_ids", rows * 4),
+            (f"{kind}.embedded", rows * plan.width * 4),
         ]
     return items
 

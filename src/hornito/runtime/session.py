@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import ContextOverflowError, SessionError, UsageError
-from hornito.ops.base import ROW_IGNORE_EOS, ROW_LIVE
+from hornito.ops.base import ROW_EMBEDDED, ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import LOGITS_ROWS
 from hornito.runtime.engine import Engine, RowUpdate
 from hornito.runtime.kv_cache import SequenceBlocks
-from hornito.runtime.snapshot import Snapshot
+from hornito.runtime.snapshot import EMBEDDED, Snapshot
 
 if TYPE_CHECKING:
     import os
@@ -30,6 +30,7 @@ class Session:
     Attributes:
         ids: every token that has been evaluated; `position` is their count.
         pending: the most likely next token after the last evaluated one, not evaluated itself.
+        vectors: the embeddings among `ids`, by position.
         fresh: whether the last evaluated token was evaluated here, not taken over from a snapshot.
     """
 
@@ -39,6 +40,7 @@ class Session:
         self.ids: list[int] = []
         self.pending: int | None = None
         self.fresh = False
+        self.vectors: dict[int, FloatArray] = {}
         self.blocks = SequenceBlocks(
             engine.pools, engine.tables, self.slot, engine.options.rewind_budget
         )
@@ -58,11 +60,19 @@ class Session:
 
     # -- evaluation -------------------------------------------------------------------------
 
-    def prefill(self, ids: Sequence[int], *, chunk: int | None = None) -> None:
-        """Evaluate `ids` behind what is there, and find the next token (`pending`).
+    def prefill(
+        self,
+        ids: Sequence[int] = (),
+        *,
+        embeddings: npt.ArrayLike | None = None,
+        chunk: int | None = None,
+    ) -> None:
+        """Evaluate `ids`, or rows of embeddings, and find the next token (`pending`).
 
         Args:
             ids: at least one token id.
+            embeddings: instead of ids, `[T, hidden]` fp32 rows that take the place of the
+                embedding gather's result, unscaled. In `ids` of the session they are `EMBEDDED`.
             chunk: evaluate at most this many rows at once; by default the largest bucket, cut at
                 its multiples of absolute positions.
 
@@ -70,11 +80,42 @@ class Session:
             ContextOverflowError: they do not fit; nothing is evaluated then.
             UsageError: no ids, or an id outside the vocabulary.
         """
-        ids = self._admit(ids)
+        if embeddings is None:
+            self._run(self._admit(ids), chunk)
+            return
+        if len(ids):
+            raise UsageError("prefill takes ids or embeddings; call it once for each")
+        rows = self._admit_rows(embeddings)
+        first = self.position
+        self.vectors.update((first + i, row) for i, row in enumerate(rows))
+        try:
+            self._run([EMBEDDED] * len(rows), chunk)
+        except BaseException:
+            self._forget_vectors(self.position)
+            raise
+
+    def _run(self, ids: list[int], chunk: int | None = None) -> None:
+        """Evaluate what was admitted; `EMBEDDED` ids have their row in `vectors` already."""
         chunks = list(self._schedule(len(ids), chunk))
         for index, (start, rows, live) in enumerate(chunks):
             tail = "argmax" if index == len(chunks) - 1 else "none"
             self._evaluate(ids[start : start + live], rows, tail)
+
+    def _forget_vectors(self, position: int) -> None:
+        """Drop the embeddings at and behind a position."""
+        self.vectors = {at: row for at, row in self.vectors.items() if at < position}
+
+    def _admit_rows(self, embeddings: npt.ArrayLike) -> FloatArray:
+        """The embeddings as fp32 rows, when they can be evaluated."""
+        self.check_open()
+        rows = np.ascontiguousarray(embeddings, np.float32)
+        width = self.engine.plan.width
+        if rows.ndim != 2 or rows.shape[1] != width or not len(rows):
+            raise UsageError(f"embeddings must be [T, {width}] with T >= 1, not {rows.shape}")
+        if not np.isfinite(rows).all():
+            raise UsageError("embeddings must be finite")
+        self._check_room(len(rows))
+        return rows
 
     def step(self, token: int) -> None:
         """Evaluate one token and find the next."""
@@ -128,8 +169,8 @@ class Session:
         self.check_open()
         if not self.fresh or self.pending is None:
             raise SessionError(
-                "logits() needs an evaluated token: none was since this session began, was restored, "
-                "forked or rewound; call prefill() or step() first"
+                "logits() needs an evaluated token: none was since this session began, was "
+                "restored, forked or rewound; call prefill() or step() first"
             )
         last, pending = self.ids[-1], self.pending
         self.rewind(self.position - 1)
@@ -162,16 +203,19 @@ class Session:
         for token in ids:
             if not 0 <= token < vocabulary:
                 raise UsageError(f"token id {token} is outside the vocabulary of {vocabulary}")
-        total = self.position + len(ids)
+        self._check_room(len(ids))
+        return ids
+
+    def _check_room(self, count: int) -> None:
+        total = self.position + count
         if total > self.engine.context:
             raise ContextOverflowError(
-                f"{len(ids)} tokens at position {self.position} need {total} positions; the "
+                f"{count} tokens at position {self.position} need {total} positions; the "
                 f"context has {self.engine.context}. Load with context={total} or shorten the "
                 "prompt",
                 tokens=total,
                 context=self.engine.context,
             )
-        return ids
 
     def _schedule(self, count: int, chunk: int | None) -> Iterator[tuple[int, int, int]]:
         """(start, bucket rows, live rows) of each chunk, cut at multiples of the largest bucket."""
@@ -209,10 +253,10 @@ class Session:
         picked = range(live) if every else [live - 1]
         records = [
             RowUpdate(
-                token,
+                max(token, 0),
                 self.position + r,
                 self.slot,
-                ROW_LIVE | ROW_IGNORE_EOS,
+                ROW_LIVE | ROW_IGNORE_EOS | (ROW_EMBEDDED if token == EMBEDDED else 0),
                 engine.context + 1,
                 engine.emitted(kind, picked.index(r)) if r in picked else 0,
             )
@@ -223,6 +267,7 @@ class Session:
             (f"{kind}.rows", 0, row_bytes(records, rows)),
             (f"{kind}.call", 0, words(live, len(picked), 0, 0)),
         ]
+        changes += self._embedded_rows(kind, ids)
         if kind == "chunk":
             changes.append((f"{kind}.selection", 0, words(*picked)))
         runs: list[Recorder] = list(engine.recording(kind, rows, "body"))
@@ -241,6 +286,15 @@ class Session:
         if tail in ("argmax", "logprob"):
             self._collect(kind, len(picked))
         return len(picked) - 1
+
+    def _embedded_rows(self, kind: str, ids: Sequence[int]) -> list[tuple[str, int, bytes]]:
+        """The updates that give the embeddings among `ids` to the device."""
+        row_size = self.engine.plan.width * 4
+        return [
+            (f"{kind}.embedded", r * row_size, self.vectors[self.position + r].tobytes())
+            for r, token in enumerate(ids)
+            if token == EMBEDDED
+        ]
 
     def _tail(self, kind: str, rows: int, tail: str, live: int, picked: Sequence[int]) -> None:
         """Run a tail over rows of the call before, whose body is still in the activations."""
@@ -301,18 +355,21 @@ class Session:
         again = 0 < position < first
         self.blocks.truncate(0 if again else position, self.engine.last_ticket)
         self.ids = [] if again else kept
+        self._forget_vectors(position)
         self.pending = None
-        self.fresh = False
         if again:
-            self.prefill(kept)
-            self.fresh = False
+            self._run(kept)
+            self.pending = None
+        self.fresh = False
 
     # -- snapshots --------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         """What the session is now, sharing its blocks; nothing is copied."""
         self.check_open()
-        return Snapshot(self.engine, self.blocks.share(), list(self.ids), self.pending)
+        return Snapshot(
+            self.engine, self.blocks.share(), list(self.ids), self.pending, dict(self.vectors)
+        )
 
     def restore(self, snapshot: Snapshot) -> None:
         """Become what the snapshot is: block tables are edited, nothing is evaluated or copied.
@@ -331,6 +388,7 @@ class Session:
                     pool.share(block)
         self.blocks.replace(shared, self.engine.last_ticket)
         self.ids = list(snapshot.ids)
+        self.vectors = dict(snapshot.vectors)
         self.pending = snapshot.pending
         self.fresh = False
 
@@ -389,6 +447,11 @@ class Session:
         self.engine.return_slot(self.slot)
 
     release = close
+
+    def __del__(self) -> None:
+        # A session that failed to begin has no slot to return.
+        if not getattr(self, "_closed", True):
+            self.close()
 
 
 def words(*values: int) -> bytes:

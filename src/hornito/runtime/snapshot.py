@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from hornito.errors import SessionError
 from hornito.runtime.kv_cache import Blocks, held_bytes, release_blocks
 
@@ -11,6 +14,9 @@ if TYPE_CHECKING:
     import os
 
     from hornito.runtime.engine import Engine
+
+EMBEDDED = -1
+"""Stands in the ids of a session or snapshot for a position that was given as an embedding."""
 
 
 class Snapshot:
@@ -21,12 +27,21 @@ class Snapshot:
     Attributes:
         ids: the tokens evaluated so far.
         pending: the next token, when it was known.
+        vectors: the positions that were given as embeddings.
     """
 
-    def __init__(self, engine: Engine, blocks: Blocks, ids: list[int], pending: int | None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        blocks: Blocks,
+        ids: list[int],
+        pending: int | None,
+        vectors: dict[int, npt.NDArray[np.float32]],
+    ) -> None:
         self.engine = engine
         self.ids = ids
         self.pending = pending
+        self.vectors = vectors
         self._blocks = blocks
         self._released = False
         engine.snapshots.add(self)
@@ -82,3 +97,6 @@ class Snapshot:
         self.engine.snapshots.discard(self)
         if not self.engine.closed:
             release_blocks(self.engine.pools, self._blocks, self.engine.last_ticket)
+
+    def __del__(self) -> None:
+        self.release()

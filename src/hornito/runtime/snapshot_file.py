@@ -4,7 +4,8 @@ Metadata: `{"hornito.snapshot": JSON}` with the format version, the engine's ide
 hash, weights, precision, KV type, RoPE and window settings), token ids, the pending token, which
 blocks of each kind are there (the phase of a sliding window), and the sha256 of every tensor. A
 second entry, `hornito.snapshot.sha256`, is the hash of that JSON. One tensor per kind, `kv.<kind>`:
-`[blocks, block bytes]` of U8.
+`[blocks, block bytes]` of U8; and, where positions were given as embeddings, `embeddings`, their
+fp32 rows in order.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hornito.errors import FormatError, HornitoError, SessionError
 from hornito.ops.base import BLOCK_POSITIONS, ceil_div
 from hornito.plan.plan import KvKind
 from hornito.runtime.engine import Engine
 from hornito.runtime.kv_cache import Blocks, release_blocks
-from hornito.runtime.snapshot import Snapshot
+from hornito.runtime.snapshot import EMBEDDED, Snapshot
+
+Array = npt.NDArray[Any]
 
 FORMAT_VERSION = 1
 KEY = "hornito.snapshot"
@@ -35,7 +39,7 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> int:
     from safetensors.numpy import save_file
 
     engine = snapshot.engine
-    tensors: dict[str, np.ndarray[Any, np.dtype[np.uint8]]] = {}
+    tensors: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
     present: list[list[int]] = []
     for kind, (pool, blocks) in enumerate(zip(engine.pools, snapshot.blocks, strict=True)):
         indices = [i for i, block in enumerate(blocks) if block is not None]
@@ -48,13 +52,15 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> int:
             data[row] = np.frombuffer(content, np.uint8)
         tensors[f"kv.{kind}"] = data
         present.append(indices)
+    if snapshot.vectors:
+        tensors["embeddings"] = np.stack([snapshot.vectors[at] for at in sorted(snapshot.vectors)])
     facts = {
         "format_version": FORMAT_VERSION,
         "identity": engine.identity,
         "ids": snapshot.ids,
         "pending": snapshot.pending,
         "present": present,
-        "sha256": {name: hashlib.sha256(data.data).hexdigest() for name, data in tensors.items()},
+        "sha256": {name: _hash(data) for name, data in tensors.items()},
     }
     target = Path(path)
     partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
@@ -90,7 +96,8 @@ def load_snapshot(engine: Engine, path: str | os.PathLike[str]) -> Snapshot:
     """
     tensors, facts = _open(path)
     _check_identity(engine.identity, facts["identity"], str(path))
-    data = _check_tensors(engine, tensors, facts, str(path))
+    data = _check_blocks(engine, tensors, facts, str(path))
+    vectors = _check_vectors(engine, tensors, facts, str(path))
     blocks: Blocks = [[] for _ in engine.pools]
     try:
         uploads = []
@@ -104,7 +111,7 @@ def load_snapshot(engine: Engine, path: str | os.PathLike[str]) -> Snapshot:
     except BaseException:
         release_blocks(engine.pools, blocks, engine.last_ticket)
         raise
-    return Snapshot(engine, blocks, list(facts["ids"]), facts["pending"])
+    return Snapshot(engine, blocks, list(facts["ids"]), facts["pending"], vectors)
 
 
 def _open(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
@@ -171,11 +178,40 @@ def _needed(kind: KvKind, position: int) -> set[int]:
     return set(range(first // BLOCK_POSITIONS, ceil_div(position, BLOCK_POSITIONS)))
 
 
-def _check_tensors(
-    engine: Engine, file: Any, facts: dict[str, Any], path: str
-) -> list[np.ndarray[Any, np.dtype[np.uint8]]]:
+def _hash(data: Array) -> str:
+    return hashlib.sha256(np.ascontiguousarray(data).data).hexdigest()
+
+
+def _tensor(
+    file: Any, facts: dict[str, Any], name: str, dtype: type, shape: tuple[int, ...], path: str
+) -> Array:
+    """A tensor of the file, when it is what it must be."""
     from safetensors import SafetensorError
 
+    try:
+        data: Array = file.get_tensor(name)
+    except SafetensorError as error:
+        raise FormatError(f"{path}: tensor {name} can't be read: {error}") from error
+    if data.dtype != dtype or data.shape != shape:
+        raise FormatError(f"{path}: tensor {name} is {data.dtype} {data.shape}, not {shape}")
+    if _hash(data) != facts["sha256"].get(name):
+        raise FormatError(f"{path}: tensor {name} is damaged (its sha256 differs)")
+    return data
+
+
+def _check_vectors(
+    engine: Engine, file: Any, facts: dict[str, Any], path: str
+) -> dict[int, npt.NDArray[np.float32]]:
+    given = [at for at, token in enumerate(facts["ids"]) if token == EMBEDDED]
+    if not given:
+        return {}
+    shape = (len(given), engine.plan.width)
+    return dict(
+        zip(given, _tensor(file, facts, "embeddings", np.float32, shape, path), strict=True)
+    )
+
+
+def _check_blocks(engine: Engine, file: Any, facts: dict[str, Any], path: str) -> list[Array]:
     if len(facts["present"]) != len(engine.pools) or len(facts["ids"]) > engine.context:
         raise SessionError(
             f"{path}: the snapshot has {len(facts['ids'])} positions in {len(facts['present'])} "
@@ -183,18 +219,9 @@ def _check_tensors(
         )
     found = []
     for kind, (pool, indices) in enumerate(zip(engine.pools, facts["present"], strict=True)):
-        name = f"kv.{kind}"
-        try:
-            data = file.get_tensor(name)
-        except SafetensorError as error:
-            raise FormatError(f"{path}: tensor {name} can't be read: {error}") from error
         missing = _needed(pool.kind, len(facts["ids"])) - set(indices)
         if missing:
             raise FormatError(f"{path}: blocks {sorted(missing)} of kind {kind} are missing")
         shape = (len(indices), pool.kind.block_bytes)
-        if data.dtype != np.uint8 or data.shape != shape:
-            raise FormatError(f"{path}: tensor {name} is {data.dtype} {data.shape}, not U8 {shape}")
-        if hashlib.sha256(np.ascontiguousarray(data).data).hexdigest() != facts["sha256"].get(name):
-            raise FormatError(f"{path}: tensor {name} is damaged (its sha256 differs)")
-        found.append(data)
+        found.append(_tensor(file, facts, f"kv.{kind}", np.uint8, shape, path))
     return found

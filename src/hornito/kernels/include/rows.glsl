@@ -7,6 +7,7 @@
 
 const uint ROW_LIVE = 1u;
 const uint ROW_IGNORE_EOS = 2u;
+const uint ROW_EMBEDDED = 4u;
 const uint KV_BLOCK = 64u;
 
 struct Row {
@@ -14,11 +15,12 @@ struct Row {
   uint position;
   uint slot;
   bool live;
+  bool embedded;
 };
 
 Row load_row(Words rows, uint r) {
   uvec4 w = load_words4(rows, 2u * r);
-  return Row(w.x, w.y, w.z, (w.w & ROW_LIVE) != 0u);
+  return Row(w.x, w.y, w.z, (w.w & ROW_LIVE) != 0u, (w.w & ROW_EMBEDDED) != 0u);
 }
 
 // Address of a KV block: `table` has `stride` entries per slot.
