@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hornito.cache import resolve_model
 from hornito.compiler import DEFAULT_WEIGHTS, compile_cached
 from hornito.errors import ContextOverflowError, PackageError, UsageError
 from hornito.graph.graph import Graph
@@ -47,7 +48,7 @@ def load(
 
     Args:
         model: a `.vxm` package, or a GGUF file or Hugging Face directory, which is compiled once
-            into the cache.
+            into the cache; or the name of a cached model (`hornito list`).
         device: index, part of the name, vendor, `pci:...`, UUID or `software`; the best by default.
         context: positions per session; by default the model's, shortened to what fits.
         precision: `high` keeps everything in fp32; `normal` may use fp16 operands in matrix
@@ -86,8 +87,9 @@ def load(
 def _open_model(
     model: str | os.PathLike[str], weights: str | None, progress: Progress | None
 ) -> Package:
-    if str(model).endswith(".vxm"):
-        package = open_package(model)
+    path = resolve_model(model, weights)
+    if path.name.endswith(".vxm"):
+        package = open_package(path)
         stored = package.manifest.quant.get("weights")
         if weights is not None and weights != stored:
             package.close()
@@ -95,7 +97,7 @@ def _open_model(
                 f"{model} holds {stored} weights; compile its source again for {weights}"
             )
         return package
-    return open_package(compile_cached(model, weights or DEFAULT_WEIGHTS, progress))
+    return open_package(compile_cached(path, weights or DEFAULT_WEIGHTS, progress))
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -107,7 +109,7 @@ class LLM:
     """A loaded model; made by `load`, ended by `close()` or `with`.
 
     Attributes:
-        engine: plans, memory and slots, for sessions of your own (`Session(llm.engine)`).
+        engine: plans, memory and slots.
         context: positions per session.
         steps_per_submission: decode steps that the device runs without the host.
     """
@@ -205,15 +207,34 @@ class LLM:
         Raises:
             UsageError: the package has no chat template, or the template refuses the messages.
         """
+        from hornito.text.template import encode_chat
+
+        return encode_chat(self.tokenizer, self.chat_template, messages)
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The text that `chat_ids` encodes, with the template's own control tokens spelled out.
+
+        Raises:
+            UsageError: as for `chat_ids`.
+        """
+        return self.chat_template.render(messages)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template.
+
+        Raises:
+            UsageError: the package has none.
+        """
         if not self.has_chat_template:
             raise UsageError("this package has no chat template; use generate() with plain text")
-        from hornito.text.template import ChatTemplate, encode_chat
-
         if self._template is None:
+            from hornito.text.template import ChatTemplate
+
             strings = self._package.manifest.facts["token_strings"]
             source = self._package.blob("chat_template.jinja").decode()
             self._template = ChatTemplate(source, strings)
-        return encode_chat(self.tokenizer, self._template, messages)
+        return self._template
 
     # -- answers ----------------------------------------------------------------------------
 
@@ -321,6 +342,14 @@ class LLM:
                 ignore_eos=ignore_eos,
                 continuation=continuation,
             )
+
+    def session(self) -> Session:
+        """A session of your own, in a slot of this model; a context manager.
+
+        Raises:
+            SessionError: no slot is free.
+        """
+        return Session(self.engine)
 
     def stream_session(
         self,

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hornito.cache import models_directory, note_use
 from hornito.errors import UnsupportedError, UsageError
 from hornito.graph.graph import Graph, Weight
 from hornito.graph.passes import PassReport, run_passes
@@ -22,7 +23,6 @@ from hornito.importers import Source, open_source
 from hornito.ops import registry
 from hornito.package import write_package
 from hornito.progress import NullProgress, Progress
-from hornito.vk.pipeline import cache_directory
 
 WEIGHT_TYPES = ("fp32", "fp16")
 DEFAULT_WEIGHTS = "fp16"
@@ -162,16 +162,20 @@ def compile_cached(
     import hornito
 
     path = Path(src).resolve()
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    folder = path.is_dir()
+    files = sorted(path.iterdir()) if folder else [path]
     facts = [str(path), weights, hornito.__version__]
     for file in files:
-        stat = file.stat()
-        facts += [file.name, str(stat.st_size), str(stat.st_mtime_ns)]
+        if file.is_file() and not file.name.startswith("."):
+            stat = file.stat()
+            facts += [file.name, str(stat.st_size), str(stat.st_mtime_ns)]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
-    out = cache_directory() / "models" / f"{path.stem}-{weights}-{digest}.vxm"
+    name = path.name if folder else path.stem
+    out = models_directory() / f"{name}-{weights}-{digest}.vxm"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         compile_source(path, out, weights=weights, progress=progress)
+    note_use(out, path)
     return out
 
 
