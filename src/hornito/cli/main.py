@@ -69,7 +69,8 @@ def _dispatch(arguments: list[str]) -> int:
     parser = Parser(prog=f"hornito {first}", description=f"{VERBS[first].capitalize()}.")
     module.add_arguments(parser)
     try:
-        parsed = parser.parse_args(arguments[1:])
+        # Options may stand between MODEL and PROMPT.
+        parsed = parser.parse_intermixed_args(arguments[1:])
     except SystemExit as finished:  # only --help ends here, errors are UsageError
         return int(finished.code or 0)
     code: int = module.run(parsed)
