@@ -55,6 +55,14 @@ class Node:
             raise FormatError(f"node {self.name} ({self.op}) lacks the attribute {name}")
         return self.attrs[name]
 
+    def attr_or(self, name: str, default: Attr) -> Any:
+        """The attribute `name`, or a default where it is optional."""
+        return self.attrs.get(name, default)
+
+    def optional(self, index: int) -> str:
+        """Input `index`, or `""` when it is absent or past the end."""
+        return self.inputs[index] if index < len(self.inputs) else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:

@@ -28,9 +28,11 @@ class LayerCache:
 
 @dataclass(slots=True)
 class ReferenceState:
-    """What lasts between calls of one sequence, and the float type of the evaluation."""
+    """What lasts between calls of one sequence, the float type of the evaluation, and the context
+    that a plan would have (some models choose their RoPE by it)."""
 
     dtype: npt.DTypeLike = np.float64
+    context: int = 0
     layers: dict[int, LayerCache] = field(default_factory=dict)
     positions: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 

@@ -9,14 +9,15 @@ from hornito.graph.weights import InterleavedData, WeightData, stack
 
 
 def can_stack(graph: Graph, linears: Sequence[Node | None]) -> bool:
-    """Whether all are linears of one x, private, without residual, all or none with a bias."""
+    """Whether all are plain linears of one x, private, without residual or activation, all or
+    none with a bias."""
     found = [node for node in linears if node is not None and node.op == "linear"]
     return (
         len(found) == len(linears)
         and len({node.inputs[0] for node in found}) == 1
         and len({bool(node.inputs[2]) for node in found}) == 1
         and len({graph.weights[node.inputs[1]].dtype for node in found}) == 1
-        and not any(node.inputs[3] for node in found)
+        and not any(node.inputs[3] or node.attrs for node in found)
         and all(graph.is_private(node.outputs[0]) for node in found)
         and all(graph.is_private(node.inputs[1]) for node in found)
     )

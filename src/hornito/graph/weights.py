@@ -94,6 +94,63 @@ class InterleavedData:
         return both[start - 2 * first : stop - 2 * first]
 
 
+@dataclass(frozen=True, slots=True)
+class SlicedData:
+    """Rows `[start, stop)` of a tensor."""
+
+    base: WeightData
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.stop - self.start, *self.base.shape[1:])
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return self.base.source_names
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        return self.base.rows(self.start + start, self.start + stop)
+
+
+@dataclass(frozen=True, slots=True)
+class TransposedData:
+    """The transpose of a matrix. Any rows of it take the whole matrix to read."""
+
+    base: WeightData
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.base.shape[1], self.base.shape[0])
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return self.base.source_names
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        return self.base.rows(0, self.base.shape[0])[:, start:stop].T
+
+
+@dataclass(frozen=True, slots=True)
+class ShiftedData:
+    """A tensor plus a number, rounded to fp32 once."""
+
+    base: WeightData
+    amount: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return self.base.source_names
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        return self.base.rows(start, stop) + np.float32(self.amount)
+
+
 def stack(parts: Sequence[WeightData]) -> WeightData:
     """The parts stacked along their first axis."""
     return StackedData(tuple(parts))

@@ -27,7 +27,7 @@ def reference(
     node: Node, inputs: Sequence[Array | None], state: ReferenceState
 ) -> list[Array | None]:
     ids, table = present(inputs, 2)
-    scale = np.float32(node.attrs.get("scale", 1.0))
+    scale = np.float32(node.attr_or("scale", 1.0))
     rows: Array = table[np.asarray(ids, np.int64)] * table.dtype.type(scale)
     return [rows]
 
@@ -42,7 +42,7 @@ def lower(node: Node, low: Lowering) -> None:
         node,
         f"embedding/gather.{suffix}",
         PUSH,
-        (low.row_records, weights, given, out, width, node.attrs.get("scale", 1.0)),
+        (low.row_records, weights, given, out, width, node.attr_or("scale", 1.0)),
         (low.rows, 1, 1),
         reads=(low.row_records, weights, given),
         writes=(out,),

@@ -1,5 +1,7 @@
 """The head: `x [S, H], table [V, H] -> logits [S, V]`, reduced as the plan's tail asks.
 
+Attributes: `softcap` (optional, 0 for none): logits become `softcap * tanh(logits / softcap)`.
+
 Tails: `logits` stores them all; `argmax` and `logprob` walk the vocabulary in tiles, so that
 S x V is never stored, and end in one record a row (see kernels/head/final.comp). `argmax` of a
 `batch` plan also advances the rows, which is what makes a step need no host.
@@ -8,6 +10,8 @@ S x V is never stored, and end in one record a row (see kernels/head/final.comp)
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+import numpy as np
 
 from hornito.errors import FormatError
 from hornito.graph.graph import FLOAT, Graph, Node, Value
@@ -42,7 +46,9 @@ def reference(
     node: Node, inputs: Sequence[Array | None], state: ReferenceState
 ) -> list[Array | None]:
     x, table = present(inputs, 2)
-    return [x @ table.T]
+    logits: Array = x @ table.T
+    cap = node.attr_or("softcap", 0.0)
+    return [cap * np.tanh(logits / cap) if cap else logits]
 
 
 def lower(node: Node, low: Lowering) -> None:
@@ -132,5 +138,6 @@ def _emit_tile(node: Node, low: Lowering, result: Operand, first: int, width: in
             k=k,
             dtype=low.weight_dtype(table),
             live_word=1,
+            softcap=float(node.attr_or("softcap", 0.0)),
         ),
     )

@@ -1,6 +1,8 @@
-"""Linear: `x [R, K], weight [N, K], bias [N]?, residual [R, N]? -> x @ weight.T + bias + residual`.
+"""Linear: `x [R, K], weight [N, K], bias [N]?, residual [R, N]?`
+`-> activation(x @ weight.T + bias) + residual`.
 
 R is T or S. The same kernels serve `gated_linear` and the tiles of `head`, through `emit_linear`.
+Attributes: `activation` (optional, none).
 """
 
 from __future__ import annotations
@@ -8,13 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from hornito.errors import FormatError
 from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.graph.shapes import Dim
 from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
+from hornito.ops.gated_activation import activate, activation_number
 
 PUSH = Push("x:u64 w:u64 bias:u64 residual:u64 result:u64 call:u64 live_word:u32 n:u32 k:u32")
+
+NO_ACTIVATION = 15
+"""The kernels' number for a plain sum (kernels/include/linear.glsl)."""
 
 GEMV_ROWS = 4
 """Up to this many rows a GPU takes the kernel that streams weights once per group of rows."""
@@ -22,7 +30,10 @@ GEMV_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class LinearArgs:
-    """One launch of a linear kernel over output rows `[0, n)` of `weight`."""
+    """One launch of a linear kernel over output rows `[0, n)` of `weight`.
+
+    `softcap` bounds what is stored to `softcap * tanh(v / softcap)`; 0 leaves it alone.
+    """
 
     x: Operand
     weight: Operand
@@ -35,13 +46,16 @@ class LinearArgs:
     bias: Operand | None = None
     residual: Operand | None = None
     gated: bool = False
-    activation: int = 0
+    activation: int = NO_ACTIVATION
+    softcap: float = 0.0
 
 
 def infer(graph: Graph, node: Node) -> list[Value]:
     x, weight, bias, residual = node.inputs
     rows, width = graph.shape(x)
     n, _ = check_matrix(graph, node, weight, width)
+    if "activation" in node.attrs:
+        activation_number(node)
     if bias and graph.shape(bias) != (n,):
         raise FormatError(f"node {node.name}: bias has shape {graph.shape(bias)}, not ({n},)")
     if residual and graph.shape(residual) != (rows, n):
@@ -67,11 +81,13 @@ def reference(
     node: Node, inputs: Sequence[Array | None], state: ReferenceState
 ) -> list[Array | None]:
     x, weight = present(inputs, 2)
+    bias, residual = inputs[2:]
     out = x @ weight.T
-    for extra in inputs[2:]:
-        if extra is not None:
-            out = out + extra
-    return [out]
+    if bias is not None:
+        out = out + bias
+    if "activation" in node.attrs:
+        out = activate(node.attr("activation"), out)
+    return [out if residual is None else out + residual]
 
 
 def lower(node: Node, low: Lowering) -> None:
@@ -91,6 +107,7 @@ def lower(node: Node, low: Lowering) -> None:
             live_word=low.live_word(node.outputs[0]),
             bias=low.operand(bias) if bias else None,
             residual=low.operand(residual) if residual else None,
+            activation=activation_number(node) if "activation" in node.attrs else NO_ACTIVATION,
         ),
     )
 
@@ -122,6 +139,7 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
             0: int(args.bias is not None),
             1: int(args.residual is not None),
             2: args.activation,
+            6: float_bits(args.softcap),
             **extra,
         },
     )
@@ -154,6 +172,11 @@ def _choose_subgroup(args: LinearArgs) -> tuple[str, dict[int, int], tuple[int, 
     outputs = {2: 4, 4: 2, 8: 2}[rows] // (2 if args.gated else 1)
     groups = (ceil_div(args.n, 8 * outputs), ceil_div(args.rows, rows), 1)
     return "linear/broadcast.", {3: rows, 4: outputs}, groups
+
+
+def float_bits(value: float) -> int:
+    """The bits of an fp32 number, as a specialisation constant takes them."""
+    return int(np.float32(value).view(np.uint32))
 
 
 def _power_of_two(n: int) -> int:

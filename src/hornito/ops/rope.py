@@ -1,7 +1,11 @@
-"""RoPE on halves: `x [T, heads * D], positions [T], inv_freq [R/2] -> x turned`.
+"""RoPE on halves: `x [T, heads * D], positions [T], inv_freq [R/2] or [2, R/2] -> x turned`.
 
-Dims past R of each head pass through. Attributes: `heads`, `head_dim`, `scale` (on sine and cosine,
-1 for most models).
+Dims past R of each head pass through. Two rows of frequencies are the sets for short and for long
+contexts: a plan takes the long one when its context is larger than `original_max`, for every
+position, so that keys in the cache and queries always agree.
+
+Attributes: `heads`, `head_dim`, `scale` (on sine and cosine, 1 for most models), `original_max`
+(with two sets).
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import numpy as np
 from hornito.errors import FormatError
 from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
-from hornito.ops.base import Array, Lowering, Push, ceil_div, present
+from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
 
 PUSH = Push("rows:u64 x:u64 inv_freq:u64 result:u64 heads:u32 head_dim:u32 half_dim:u32 scale:f32")
 
@@ -28,12 +32,48 @@ def infer(graph: Graph, node: Node) -> list[Value]:
 
 
 def check_rotary(graph: Graph, node: Node, inv_freq: str) -> None:
-    """`inv_freq` must hold at most D/2 numbers."""
+    """`inv_freq` must hold at most D/2 numbers, or two rows of so many and `original_max`."""
     shape = graph.shape(inv_freq)
-    if len(shape) != 1 or not isinstance(shape[0], int) or 2 * shape[0] > node.attr("head_dim"):
+    half = shape[-1] if shape else 0
+    fits = isinstance(half, int) and 2 * half <= node.attr("head_dim")
+    if not fits or (len(shape) != 1 and (len(shape) != 2 or shape[0] != 2)):
         raise FormatError(
             f"node {node.name}: inv_freq {shape} does not fit head_dim {node.attr('head_dim')}"
         )
+    if len(shape) == 2:
+        node.attr("original_max")
+
+
+def takes_long_set(node: Node, context: int) -> bool:
+    """Whether a RoPE node with two sets uses the long one at a context."""
+    return context > int(node.attr("original_max"))
+
+
+def pick_set(node: Node, inv_freq: Array, context: int) -> Array:
+    """The frequencies `[R/2]` that hold at a context."""
+    if inv_freq.ndim == 1:
+        return inv_freq
+    row: Array = inv_freq[int(takes_long_set(node, context))]
+    return row
+
+
+def rope_set(graph: Graph, context: int) -> str:
+    """`short` or `long`: the set that a plan of this context takes; empty with one set only."""
+    for node in graph:
+        tables = [name for name in node.inputs if name in graph.weights]
+        if "original_max" in node.attrs and any(graph.weights[n].shape[0] == 2 for n in tables):
+            return "long" if takes_long_set(node, context) else "short"
+    return ""
+
+
+def lower_set(node: Node, name: str, low: Lowering) -> tuple[Operand, int]:
+    """The chosen set's operand, and R/2."""
+    shape = low.shape(name)
+    table = low.operand(name)
+    if len(shape) == 1:
+        return table, shape[0]
+    size = table.size // 2
+    return table.part(size * int(takes_long_set(node, low.context)), size), shape[1]
 
 
 def rotate(x: Array, positions: Array, inv_freq: Array, scale: float) -> Array:
@@ -51,14 +91,15 @@ def reference(
 ) -> list[Array | None]:
     x, positions, inv_freq = present(inputs, 3)
     heads = x.reshape(len(x), node.attr("heads"), node.attr("head_dim"))
-    return [rotate(heads, positions, inv_freq, node.attr("scale")).reshape(x.shape)]
+    chosen = pick_set(node, inv_freq, state.context)
+    return [rotate(heads, positions, chosen, node.attr("scale")).reshape(x.shape)]
 
 
 def lower(node: Node, low: Lowering) -> None:
-    x, inv_freq = low.operand(node.inputs[0]), low.operand(node.inputs[2])
+    x = low.operand(node.inputs[0])
+    inv_freq, half = lower_set(node, node.inputs[2], low)
     result = low.operand(node.outputs[0])
     heads, head_dim = node.attr("heads"), node.attr("head_dim")
-    half = low.shape(node.inputs[2])[0]
     low.emit(
         node,
         "rope/rotate.default",

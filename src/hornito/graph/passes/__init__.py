@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from hornito.errors import UsageError
 from hornito.graph.graph import Graph
 
-ORDER = ("select_in_norm", "merge_qkv", "merge_gate_up", "residual_in_linear")
+ORDER = (
+    "select_in_norm",
+    "merge_qkv",
+    "merge_gate_up",
+    "activation_in_linear",
+    "residual_in_linear",
+    "residual_in_norm",
+)
 
 
 @dataclass(frozen=True, slots=True)

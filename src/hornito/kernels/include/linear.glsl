@@ -1,6 +1,7 @@
 // What every linear kernel shares: the push block, and what is done with a finished sum.
-// out[r, n] = sum_k x[r, k] * w[n, k] (+ bias[n]) (+ residual[r, n]); with GATED, the rows of w
-// and bias are gate and up in turn, and out[r, n] = activation(gate) * up.
+// out[r, n] = softcap(activation(sum_k x[r, k] * w[n, k] (+ bias[n])) (+ residual[r, n])); with
+// GATED, the rows of w and bias are gate and up in turn, and out[r, n] = activation(gate) * up.
+// Activation 15 is none; SOFTCAP 0 is none, else a value v becomes SOFTCAP * tanh(v / SOFTCAP).
 #ifndef HORNITO_LINEAR
 #define HORNITO_LINEAR
 
@@ -9,7 +10,8 @@
 
 layout(constant_id = 0) const uint BIAS = 0u;
 layout(constant_id = 1) const uint RESIDUAL = 0u;
-layout(constant_id = 2) const uint ACTIVATION = 0u;
+layout(constant_id = 2) const uint ACTIVATION = 15u;
+layout(constant_id = 6) const float SOFTCAP = 0.0;
 
 layout(push_constant) uniform Push {
   Floats x;
@@ -43,7 +45,9 @@ void finish(uint r, uint n, float gate, float up) {
 #else
 void finish(uint r, uint n, float v) {
   if (BIAS == 1u) v += load_float(p.bias, n);
+  if (ACTIVATION != 15u) v = activate(ACTIVATION, v);
   if (RESIDUAL == 1u) v += load_float(p.residual, r * p.n + n);
+  if (SOFTCAP > 0.0) v = SOFTCAP * tanh(clamp(v / SOFTCAP, -15.0, 15.0));
   store_float(p.result, r * p.n + n, v);
 }
 #endif

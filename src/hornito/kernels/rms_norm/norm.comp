@@ -1,21 +1,26 @@
-// RMS norm: out[s, i] = x[i] * rsqrt(mean(x^2) + eps) * weight[i], all fp32, with x the row s of the
-// input or, when SELECT is 1, the row that the selection names.
+// RMS norm: out[s, i] = x[i] * rsqrt(mean(x^2) + eps) * weight[i] (+ residual[s, i]), all fp32, with
+// x the row s of the input or, when SELECT is 1, the row that the selection names. A row may be cut
+// into heads, each normed on its own by the same weight.
 //
-// Geometry: 128 threads a row, one workgroup a row (x). The sum is a fixed tree.
-// Push: addresses of x [T, H], weight [H], selection [S] (or anything), out [S, H], the call header
-// {live rows, live selected rows}; which of its words counts out's rows; H, eps.
-// Specialisation: 0 SELECT.
+// Geometry: 128 threads a head; x = rows, y = heads of a row (1: H is the whole row). The sum is a
+// fixed tree.
+// Push: addresses of x [T, heads, H], weight [H], selection [S] (or anything), residual [S, heads, H]
+// (or anything), out [S, heads, H], the call header {live rows, live selected rows}; which of its
+// words counts out's rows; H, eps.
+// Specialisation: 0 SELECT, 1 RESIDUAL.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "rows.glsl"
 
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint SELECT = 0u;
+layout(constant_id = 1) const uint RESIDUAL = 0u;
 
 layout(push_constant) uniform Push {
   Floats x;
   Floats weight;
   Words selection;
+  Floats residual;
   Floats result;
   Words call;
   uint live_word;
@@ -30,7 +35,9 @@ void main() {
   uint t = gl_LocalInvocationID.x;
   if (s >= load_word(p.call, p.live_word)) return;
   uint r = SELECT == 1u ? load_word(p.selection, s) : s;
-  uint base = r * p.width;
+  uint heads = gl_NumWorkGroups.y;
+  uint base = (r * heads + gl_WorkGroupID.y) * p.width;
+  uint out_base = (s * heads + gl_WorkGroupID.y) * p.width;
   float sum = 0.0;
   for (uint i = t; i < p.width; i += 128u) {
     float v = load_float(p.x, base + i);
@@ -44,7 +51,8 @@ void main() {
   barrier();
   float scale = inversesqrt(partial[0] / float(p.width) + p.eps);
   for (uint i = t; i < p.width; i += 128u) {
-    store_float(p.result, s * p.width + i,
-                load_float(p.x, base + i) * scale * load_float(p.weight, i));
+    float v = load_float(p.x, base + i) * scale * load_float(p.weight, i);
+    if (RESIDUAL == 1u) v += load_float(p.residual, out_base + i);
+    store_float(p.result, out_base + i, v);
   }
 }

@@ -8,7 +8,8 @@
 // other half (the partner of a dim past R is none); x covers (heads + 2 kv_heads) * items, y rows.
 // R/2 and D are even.
 // Push: addresses of the row records, block table, qkv [T, (heads + 2 kv_heads) * D], inv_freq
-// [R/2], q out [T, heads, D]; table stride, layer, heads, kv_heads, D, R/2, scale.
+// [R/2] (or anything with R/2 = 0: no rotation), q out [T, heads, D]; table stride, layer, heads,
+// kv_heads, D, R/2, scale.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "kv.glsl"
