@@ -363,6 +363,30 @@ class Engine:
         """Give up what `claim_batch` gave."""
         self._release_batch = None
 
+    def release_prefill(self) -> int:
+        """Free the buckets and scratch of prefill, and return the bytes that this gave back.
+
+        Later prompts are evaluated one token at a time. The KV blocks, sessions and snapshots stay.
+        """
+        self._check_open()
+        self.wait(self.last_ticket)
+        self.claim_batch()
+        before = self.plan.arena.total
+        self.options = replace(self.options, chunk_rows=())
+        self.plan = build_plan(self.graph, self.device.caps, self.options)
+        for recorder in self._made_recorders():
+            recorder.free()
+        self._recordings.clear()
+        self._copies.clear()
+        self._arenas.remove(self._activations)
+        self._activations.free()
+        self._activations = self._arena("activations", [("arena", max(4, self.plan.arena.total))])
+        self.memory = replace(self.memory, activations=self.plan.arena.total)
+        return before - self.plan.arena.total
+
+    def _made_recorders(self) -> list[Recorder]:
+        return [r for runs in self._recordings.values() for r in runs] + list(self._copies.values())
+
     # -- slots ------------------------------------------------------------------------------
 
     def take_slot(self) -> int:
@@ -399,8 +423,7 @@ class Engine:
         if self._closed:
             return
         self._closed = True
-        recorders = [r for runs in self._recordings.values() for r in runs]
-        for recorder in [*recorders, *self._preludes, *self._copies.values()]:
+        for recorder in [*self._made_recorders(), *self._preludes]:
             recorder.free()
         for pool in self.pools:
             pool.free()

@@ -214,14 +214,10 @@ class SequenceBlocks:
                 self._drop(kind, index, ticket)
             del blocks[keep:]
 
-    def first_kept(self, position: int) -> int:
-        """The least position from which every block up to `position` is still there."""
-        first = 0
-        for pool, blocks in zip(self._pools, self._blocks, strict=True):
-            missing = [i for i, block in enumerate(blocks) if block is None]
-            if missing and pool.kind.window:
-                first = max(first, (max(missing) + 1) * BLOCK_POSITIONS + pool.kind.window - 1)
-        return min(first, position)
+    @property
+    def first_kept(self) -> int:
+        """See the function `first_kept`."""
+        return first_kept(self._pools, self._blocks)
 
     def share(self) -> Blocks:
         """A list of the blocks, each with one owner more."""
@@ -260,6 +256,19 @@ class SequenceBlocks:
         self._blocks[kind][index] = None
         self._tables.set(self._slot, kind, index, 0)
         self._pools[kind].release(block, ticket)
+
+
+def first_kept(pools: Collection[BlockPool], blocks: Blocks) -> int:
+    """The least position (beyond 0) at which a sequence can go on with these blocks.
+
+    It is 0 unless a sliding kind has freed blocks: the token at the position must find its window.
+    """
+    first = 0
+    for pool, own in zip(pools, blocks, strict=True):
+        freed = [i for i, block in enumerate(own) if block is None]
+        if freed:
+            first = max(first, (max(freed) + 1) * BLOCK_POSITIONS + pool.kind.window - 1)
+    return first
 
 
 def held_bytes(pools: Collection[BlockPool], blocks: Blocks) -> int:

@@ -344,7 +344,7 @@ class Session:
             raise UsageError(f"can't rewind to {position}: {self.position} tokens are evaluated")
         if position == self.position:
             return
-        first = self.blocks.first_kept(self.position)
+        first = self.blocks.first_kept
         if 0 < position < first and not refill:
             raise SessionError(
                 f"can't rewind to {position}: sliding layers hold only what positions from {first} "

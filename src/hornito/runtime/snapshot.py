@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import SessionError
-from hornito.runtime.kv_cache import Blocks, held_bytes, release_blocks
+from hornito.runtime.kv_cache import Blocks, first_kept, held_bytes, release_blocks
 
 if TYPE_CHECKING:
     import os
@@ -71,6 +71,11 @@ class Snapshot:
     def nbytes(self) -> int:
         """Bytes of the blocks held, shared ones included."""
         return held_bytes(self.engine.pools, self._blocks)
+
+    @property
+    def first_kept(self) -> int:
+        """The least position (beyond 0) that a session restored from here can be rewound to."""
+        return first_kept(self.engine.pools, self._blocks)
 
     def check(self) -> None:
         """Raise SessionError when the snapshot or its engine is gone."""

@@ -1,0 +1,57 @@
+"""What happens when a sequence outgrows its context.
+
+`error` (the default) raises before anything is evaluated. `truncate` rebuilds the session from its
+first `keep_first` and last `keep_last` tokens, at positions from 0 again, so that it equals a fresh
+run on those tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hornito.errors import UsageError
+
+POLICIES = ("error", "truncate")
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """A policy.
+
+    Attributes:
+        policy: `error` or `truncate`.
+        keep_first: tokens kept from the start (a system prompt).
+        keep_last: tokens kept from the end; None keeps half of what is left of the context.
+
+    Raises:
+        UsageError: an unknown policy or a negative number.
+    """
+
+    policy: str = "error"
+    keep_first: int = 0
+    keep_last: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise UsageError(f"overflow must be one of {', '.join(POLICIES)}, not {self.policy!r}")
+        if self.keep_first < 0 or (self.keep_last is not None and self.keep_last < 1):
+            raise UsageError("keep_first must be at least 0 and keep_last at least 1")
+
+    def kept(self, ids: Sequence[int], context: int) -> list[int]:
+        """The tokens that stay of a sequence that is too long.
+
+        Raises:
+            UsageError: keep_first and keep_last leave no room for a new token.
+        """
+        last = self.keep_last
+        if last is None:
+            last = max(1, (context - self.keep_first) // 2)
+        if self.keep_first + last >= context:
+            raise UsageError(
+                f"keep_first {self.keep_first} and keep_last {last} leave no room in a context of "
+                f"{context}"
+            )
+        if len(ids) <= self.keep_first + last:
+            return list(ids)
+        return [*ids[: self.keep_first], *ids[len(ids) - last :]]

@@ -1,0 +1,53 @@
+"""Prefix reuse: a prompt starts from the live snapshot that shares most of its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hornito.runtime.session import Session
+from hornito.runtime.snapshot import EMBEDDED, Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A snapshot and how many of its first tokens a prompt can take over."""
+
+    snapshot: Snapshot
+    tokens: int
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two sequences have in common at their start; embeddings equal nothing."""
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y or x == EMBEDDED:
+            break
+        count += 1
+    return count
+
+
+def best_match(snapshots: Iterable[Snapshot], ids: Sequence[int]) -> Match | None:
+    """The snapshot from which most of `ids` need no evaluation.
+
+    At least the last of `ids` is always left to evaluate. A snapshot whose sliding layers no longer
+    hold what an earlier position needs counts only as a whole.
+    """
+    best: Match | None = None
+    for snapshot in snapshots:
+        tokens = min(common_prefix(snapshot.ids, ids), len(ids) - 1)
+        if tokens < snapshot.position and tokens < snapshot.first_kept:
+            continue
+        if tokens > (best.tokens if best else 0):
+            best = Match(snapshot, tokens)
+    return best
+
+
+def start_from_prefix(session: Session, ids: Sequence[int]) -> int:
+    """Bring an empty session to the longest reusable prefix of `ids`, and return its length."""
+    match = best_match(list(session.engine.snapshots), ids)
+    if match is None:
+        return 0
+    session.restore(match.snapshot)
+    session.rewind(match.tokens)
+    return match.tokens
