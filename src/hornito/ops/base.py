@@ -34,6 +34,18 @@ BLOCK_POSITIONS = 64
 ROW_BYTES = 32
 """Bytes of one row record: token, position, slot, flags, limit, emitted, ring length, free."""
 
+RUN = 1024
+"""Ids of one partial record of the head; its tiles are whole runs."""
+
+SAMPLING_BYTES = 64
+"""Bytes of a row's sampling parameters (kernels/include/sampling.glsl)."""
+
+MOST_BIASES = 1024
+"""Biased ids of a row."""
+
+MOST_TOP = 20
+"""Most likely tokens that a step reports."""
+
 ROW_LIVE = 1
 ROW_IGNORE_EOS = 2
 ROW_EMBEDDED = 4
@@ -130,7 +142,7 @@ class KvLayout:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What a plan computes behind the body: `none`, `argmax`, `logits` or `logprob`.
+    """What a plan computes behind the body: `none`, `argmax`, `sample`, `logits` or `logprob`.
 
     `tile_ids` bounds the ids of one head tile, `ring` is the records kept per row, `eos_count` how
     many ids end an answer.
@@ -153,6 +165,7 @@ class Lowering:
         table_blocks: entries of one block table.
         table_stride: entries from one slot's table to the next slot's.
         context: positions that a slot can hold; some models choose their RoPE by it.
+        slots: sequences that have token counts.
         tail: what the head is reduced to.
     """
 
@@ -170,6 +183,7 @@ class Lowering:
         tail: Tail,
         table_stride: int | None = None,
         context: int | None = None,
+        slots: int = 1,
         prefix: str = "",
     ) -> None:
         self.graph = graph
@@ -182,6 +196,7 @@ class Lowering:
         self.tail = tail
         self.table_stride = table_blocks if table_stride is None else table_stride
         self.context = table_blocks * BLOCK_POSITIONS if context is None else context
+        self.slots = slots
         self._weight_bytes = weight_bytes
         self._prefix = prefix
         self.dispatches: list[Dispatch] = []
@@ -224,6 +239,31 @@ class Lowering:
     def records(self) -> Operand:
         """What a tail tells the host: `ring` records of 16 bytes for every selected row."""
         return Operand("records", 0, self.selected * self.tail.ring * 16)
+
+    @property
+    def sampling(self) -> Operand:
+        """Sampling parameters of the selected rows (`sample`)."""
+        return Operand("sampling", 0, self.selected * SAMPLING_BYTES)
+
+    @property
+    def biases(self) -> Operand:
+        """Biased ids of the selected rows: id and fp32 bias (`sample`)."""
+        return Operand("biases", 0, self.selected * MOST_BIASES * 8)
+
+    @property
+    def counts(self) -> Operand:
+        """How often each slot's sequence has each id, 32-bit `[slots, V]` (`sample`)."""
+        return Operand("counts", 0, self.slots * self.vocabulary * 4)
+
+    @property
+    def top(self) -> Operand:
+        """The most likely tokens of each record: id and fp32 log-probability (`sample`)."""
+        return Operand("top", 0, self.selected * self.tail.ring * MOST_TOP * 8)
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids of the head."""
+        return head_ids(self.graph)
 
     @property
     def given_logprob(self) -> Operand:
@@ -300,6 +340,11 @@ class Lowering:
                 dict(spec or {}),
             )
         )
+
+
+def head_ids(graph: Graph) -> int:
+    """Ids of the graph's head; 1 without a head."""
+    return max((graph.weights[n.inputs[1]].shape[0] for n in graph if n.op == "head"), default=1)
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -4,20 +4,23 @@ Attributes: `softcap` (optional, 0 for none): logits become `softcap * tanh(logi
 
 Tails: `logits` stores them all; `argmax` and `logprob` walk the vocabulary in tiles, so that
 S x V is never stored, and end in one record a row (see kernels/head/final.comp). `argmax` of a
-`batch` plan also advances the rows, which is what makes a step need no host.
+`batch` plan also advances the rows, which is what makes a step need no host. `sample` does the
+same with a drawn token, and has the logits of its few rows stored (hornito.ops.sampling).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from hornito.errors import FormatError
 from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
-from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
+from hornito.ops.base import RUN, Array, Lowering, Operand, Push, ceil_div, present
 from hornito.ops.linear import LinearArgs, check_matrix, emit_linear
+from hornito.ops.sampling import lower_sample
 
 PARTIAL_PUSH = Push(
     "logits:u64 next_ids:u64 partial:u64 given:u64 call:u64 live_word:u32 width:u32 "
@@ -28,10 +31,7 @@ FINAL_PUSH = Push(
     "live_word:u32 runs:u32 eos_count:u32 ring:u32"
 )
 
-TAILS = ("argmax", "logits", "logprob")
-RUN = 1024
-"""Ids of one partial record; tiles are whole runs."""
-
+TAILS = ("argmax", "sample", "logits", "logprob")
 RECORD_BYTES = 16
 
 
@@ -58,12 +58,15 @@ def lower(node: Node, low: Lowering) -> None:
         return
     selected, vocabulary = low.shape(node.outputs[0])
     tile = min(ceil_div(vocabulary, RUN) * RUN, tail.tile_ids)
+    if tail.kind == "sample":
+        lower_sample(node, low, vocabulary, tile, partial(_emit_tile, node, low))
+        return
     runs = ceil_div(vocabulary, RUN)
     given = int(tail.kind == "logprob")
     logits = low.scratch(node, "tile", selected * min(tile, vocabulary) * 4)
-    partial = low.scratch(node, "partial", selected * runs * 16)
+    partials = low.scratch(node, "partial", selected * runs * 16)
     # Without given ids their logits are never touched, and their address is anyone's.
-    given_logits = low.scratch(node, "given", selected * 4) if given else partial
+    given_logits = low.scratch(node, "given", selected * 4) if given else partials
     for first in range(0, vocabulary, tile):
         width = min(tile, vocabulary - first)
         part = logits.part(0, selected * width * 4)
@@ -75,7 +78,7 @@ def lower(node: Node, low: Lowering) -> None:
             (
                 part,
                 low.next_ids,
-                partial,
+                partials,
                 given_logits,
                 low.call,
                 1,
@@ -86,7 +89,7 @@ def lower(node: Node, low: Lowering) -> None:
             ),
             (ceil_div(width, RUN), selected, 1),
             reads=(part, low.next_ids, low.call),
-            writes=(partial, given_logits) if given else (partial,),
+            writes=(partials, given_logits) if given else (partials,),
             spec={0: given},
         )
     update = int(tail.kind == "argmax" and low.kind == "batch")
@@ -97,7 +100,7 @@ def lower(node: Node, low: Lowering) -> None:
         (
             low.row_records,
             low.selection,
-            partial,
+            partials,
             given_logits,
             low.eos,
             low.records,
@@ -109,7 +112,7 @@ def lower(node: Node, low: Lowering) -> None:
             tail.ring,
         ),
         (selected, 1, 1),
-        reads=(low.row_records, low.selection, partial, low.eos, low.call)
+        reads=(low.row_records, low.selection, partials, low.eos, low.call)
         + ((given_logits,) if given else ()),
         writes=(low.records,)
         + ((low.given_logprob,) if given else ())

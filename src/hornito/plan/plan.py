@@ -14,8 +14,17 @@ from typing import TYPE_CHECKING
 from hornito.graph.graph import Graph, Node
 from hornito.graph.shapes import Affine, S
 from hornito.ops import registry
-from hornito.ops.base import BLOCK_POSITIONS, Dispatch, KvLayout, Lowering, Operand, Tail, ceil_div
-from hornito.ops.head import RUN
+from hornito.ops.base import (
+    BLOCK_POSITIONS,
+    RUN,
+    Dispatch,
+    KvLayout,
+    Lowering,
+    Operand,
+    Tail,
+    ceil_div,
+    head_ids,
+)
 from hornito.plan.arena import Layout, LiveRange, pack
 from hornito.plan.hazards import Range, barriers
 
@@ -181,9 +190,7 @@ class _Planner:
         self.layouts = self._kv_layouts()
         self.body_nodes = [n for n in graph if not _depends_on_selection(graph, n)]
         self.tail_nodes = [n for n in graph if _depends_on_selection(graph, n)]
-        self.vocabulary = max(
-            (graph.weights[n.inputs[1]].shape[0] for n in graph if n.op == "head"), default=1
-        )
+        self.vocabulary = head_ids(graph)
 
     def plan(self) -> Plan:
         lowered = {
@@ -243,8 +250,8 @@ class _Planner:
     def _tails(self, kind: str, rows: int) -> dict[str, int]:
         """Tail kinds of a bucket, with S of each."""
         if kind == "batch":
-            return {"argmax": rows, "logits": rows, "logprob": rows}
-        return {"argmax": 1, "logits": LOGITS_ROWS, "logprob": rows}
+            return {"argmax": rows, "sample": rows, "logits": rows, "logprob": rows}
+        return {"argmax": 1, "sample": 1, "logits": LOGITS_ROWS, "logprob": rows}
 
     def _tail(self, kind: str, selected: int) -> Tail:
         tile = self.options.head_tile_ids or HEAD_TILE_BYTES // (4 * selected)
@@ -263,6 +270,7 @@ class _Planner:
             context=self.options.context,
             weight_bytes=self.weight_bytes,
             tail=tail,
+            slots=self.options.slots,
             prefix=prefix,
         )
 

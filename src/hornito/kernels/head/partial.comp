@@ -9,6 +9,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "memory.glsl"
+#include "reduce.glsl"
 
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint GIVEN = 0u;
@@ -26,53 +27,32 @@ layout(push_constant) uniform Push {
   uint first_run;
 } p;
 
-shared float largest[128];
-shared uint id_of[128];
-shared float sum_of[128];
-
 void main() {
   uint t = gl_LocalInvocationID.x;
   uint s = gl_WorkGroupID.y;
   if (s >= load_word(p.call, p.live_word)) return;
   uint from = gl_WorkGroupID.x * 1024u;
   uint to = min(from + 1024u, p.width);
-  float best = -3.4e38;
-  uint id = 0xffffffffu;
+  float best = LOWEST;
+  uint id = NO_ID;
   for (uint i = from + t; i < to; i += 128u) {
     float v = load_float(p.logits, s * p.width + i);
-    if (id == 0xffffffffu || v > best) {
+    if (id == NO_ID || v > best) {
       best = v;
       id = i;
     }
   }
-  largest[t] = best;
-  id_of[t] = id;
-  for (uint w = 64u; w > 0u; w >>= 1) {
-    barrier();
-    if (t < w) {
-      float other = largest[t + w];
-      if (other > largest[t] || (other == largest[t] && id_of[t + w] < id_of[t])) {
-        largest[t] = other;
-        id_of[t] = id_of[t + w];
-      }
-    }
-  }
-  barrier();
-  best = largest[0];
+  reduce_best(t, best, id);
   float sum = 0.0;
   for (uint i = from + t; i < to; i += 128u) {
     sum += exp(load_float(p.logits, s * p.width + i) - best);
   }
-  sum_of[t] = sum;
-  for (uint w = 64u; w > 0u; w >>= 1) {
-    barrier();
-    if (t < w) sum_of[t] += sum_of[t + w];
-  }
+  sum = reduce_sum(t, sum);
   if (t == 0u) {
     uint at = (s * p.runs + p.first_run + gl_WorkGroupID.x) * 4u;
     store_word(p.partial, at, floatBitsToUint(best));
-    store_word(p.partial, at + 1u, p.first_id + id_of[0]);
-    store_word(p.partial, at + 2u, floatBitsToUint(sum_of[0]));
+    store_word(p.partial, at + 1u, p.first_id + id);
+    store_word(p.partial, at + 2u, floatBitsToUint(sum));
     store_word(p.partial, at + 3u, 0u);
     if (GIVEN == 1u) {
       uint next = load_word(p.next_ids, s) - p.first_id;

@@ -21,6 +21,10 @@ uvec2 load_address(Addresses p, uint i) { return p.at[i]; }
 void store_word(Words p, uint i, uint v) { p.at[i] = v; }
 void store_float(Floats p, uint i, float v) { p.at[i] = v; }
 
+// Adds to a word that other workgroups add to as well, and returns what was there. Integers only:
+// their sum does not depend on the order.
+uint add_word(Words p, uint i, uint v) { return atomicAdd(p.at[i], v); }
+
 // Half i of a buffer of packed 16-bit floats.
 float load_half(Words p, uint i) {
   vec2 pair = unpackHalf2x16(p.at[i >> 1]);
