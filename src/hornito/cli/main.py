@@ -20,10 +20,15 @@ from hornito.errors import HornitoError, UsageError
 
 VERBS = {
     "compile": "turn a model (GGUF file, Hugging Face directory) into one .vxm file",
-    "run": "answer one prompt",
+    "run": "answer one prompt; without a prompt, chat",
+    "chat": "talk to a model, keeping the conversation in its KV cache",
+    "pull": "fetch a model from the Hugging Face hub into the cache",
+    "list": "show the models in the cache",
+    "rm": "delete models from the cache",
     "inspect": "show what a package holds",
     "verify": "check every byte of a package",
     "devices": "list the Vulkan devices of this machine",
+    "doctor": "check Vulkan, drivers and devices, and say what to do next",
 }
 
 
@@ -62,7 +67,8 @@ def _dispatch(arguments: list[str]) -> int:
         if not first:
             print(_help(), file=sys.stderr)
             return 2
-        close = difflib.get_close_matches(first, VERBS, 1)
+        # A verb that deletes is no guess.
+        close = difflib.get_close_matches(first, [verb for verb in VERBS if verb != "rm"], 1)
         hint = f"did you mean '{close[0]}'?" if close else f"verbs are {', '.join(VERBS)}"
         raise UsageError(f"unknown verb '{first}': {hint}")
     module = importlib.import_module(f"hornito.cli.{first}")

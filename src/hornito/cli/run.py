@@ -1,19 +1,18 @@
-"""`hornito run MODEL PROMPT`: one answer, streamed to stdout."""
+"""`hornito run MODEL PROMPT`: one answer, streamed to stdout; without a prompt, a chat."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hornito.cli.chat import interrupting
+from hornito.cli.model import add_model, load_model
 from hornito.cli.options import (
-    KV_TYPES,
-    PRECISIONS,
-    WEIGHTS,
     add_json,
     add_option,
-    one_of,
     positive_int,
     token_ids,
     zero_temperature,
@@ -25,29 +24,28 @@ from hornito.progress import TerminalProgress
 if TYPE_CHECKING:
     from hornito.api import LLM, Chunk
 
+INTERRUPTED = 130
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's command line."""
-    parser.add_argument("model", metavar="MODEL", help="package, GGUF file or model directory")
+    add_model(parser)
     parser.add_argument(
         "prompt",
         metavar="PROMPT",
         nargs="?",
-        help="text; '-' reads it from stdin (one newline at the end is dropped)",
+        help="text; '-' reads it from stdin (one newline at the end is dropped); "
+        "without it, a chat begins",
     )
+    parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
     parser.add_argument("--ids", type=token_ids, help="prompt as token ids: 1,2,3", metavar="IDS")
     parser.add_argument("--raw", action="store_true", help="don't apply the chat template")
-    add_option(parser, "--device", help="index, name part, vendor, pci:..., UUID or 'software'")
-    add_option(parser, "--context", type=positive_int, help="positions to hold", metavar="N")
-    _add_choice(parser, "--precision", PRECISIONS, "normal", "arithmetic")
-    _add_choice(parser, "--kv", KV_TYPES, None, "KV cache")
-    _add_choice(parser, "--weights", WEIGHTS, None, "weights, when MODEL is no package")
+    add_option(parser, "--system", help="system message", metavar="TEXT")
     add_option(
         parser,
         "--max-tokens",
         type=positive_int,
-        default=256,
-        help="tokens to generate at most (default 256)",
+        help="tokens to generate at most (default 256; in a chat 1024)",
         metavar="N",
     )
     add_option(
@@ -66,113 +64,105 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stats", action="store_true", help="print device, speed and plan on stderr"
     )
+    parser.add_argument(
+        "--verbose",
+        action="store_true",
+        help="print the prompt as the model gets it, and its token count, on stderr",
+    )
     add_json(parser)
-
-
-def _add_choice(
-    parser: argparse.ArgumentParser,
-    flag: str,
-    values: tuple[str, ...],
-    default: str | None,
-    what: str,
-) -> None:
-    text = f"{what}: {', '.join(values)}" + (f" (default {default})" if default else "")
-    add_option(parser, flag, type=one_of(values), default=default, help=text, metavar="TYPE")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Loads the model, streams the answer, prints statistics when asked."""
     prompt = _prompt(arguments)
-    import hornito
-
-    with (
-        TerminalProgress() as progress,
-        hornito.load(
-            arguments.model,
-            device=arguments.device,
-            context=arguments.context,
-            precision=arguments.precision,
-            kv=arguments.kv,
-            weights=arguments.weights,
-            progress=progress,
-        ) as llm,
-    ):
+    if prompt is None:
+        return _chat(arguments)
+    if arguments.max_tokens is None:
+        arguments.max_tokens = 256
+    with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
         if isinstance(prompt, str) and not llm.has_tokenizer:
             raise UsageError(
                 f"{arguments.model} has no tokenizer: give the prompt as token ids with --ids"
             )
-        _answer(arguments, llm, prompt)
-    return 0
+        return _answer(arguments, llm, prompt)
 
 
-def _prompt(arguments: argparse.Namespace) -> str | list[int]:
-    given = [arguments.prompt is not None, arguments.ids is not None]
-    if sum(given) != 1:
-        raise UsageError("give either PROMPT ('-' reads stdin) or --ids")
+def _prompt(arguments: argparse.Namespace) -> str | list[int] | None:
+    """What to answer; None for a chat."""
+    given = [arguments.prompt, arguments.prompt_file, arguments.ids]
+    count = sum(value is not None for value in given)
+    if count > 1:
+        raise UsageError("give one of PROMPT ('-' reads stdin), --prompt-file and --ids")
+    if count == 0:
+        return None
     if arguments.ids is not None:
         ids: list[int] = arguments.ids
         return ids
+    if arguments.prompt_file is not None:
+        return _text(Path(arguments.prompt_file).read_bytes(), arguments.prompt_file)
     text: str = arguments.prompt
-    if text != "-":
-        return text
+    return _text(sys.stdin.buffer.read(), "stdin") if text == "-" else text
+
+
+def _text(data: bytes, where: str) -> str:
     try:
-        text = sys.stdin.buffer.read().decode("utf-8")
+        return data.decode("utf-8").removesuffix("\n")
     except UnicodeDecodeError as error:
-        raise UsageError(f"stdin is not UTF-8: {error}") from error
-    return text.removesuffix("\n")
+        raise UsageError(f"{where} is not UTF-8: {error}") from error
 
 
-def _answer(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) -> None:
+def _chat(arguments: argparse.Namespace) -> int:
+    """No prompt was given: a chat with the same options."""
+    from hornito.cli import chat
+
+    for flag in ("raw", "json", "show_ids", "verbose"):
+        if getattr(arguments, flag):
+            raise UsageError(
+                f"--{flag.replace('_', '-')} needs a prompt: PROMPT, --prompt-file or --ids"
+            )
+    if arguments.max_tokens is None:
+        arguments.max_tokens = 1024
+    return chat.run(arguments)
+
+
+def _answer(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) -> int:
     """Streams one answer, then prints what was asked for."""
-    chunks: Iterable[Chunk]
-    if isinstance(prompt, str) and llm.has_chat_template and not arguments.raw:
-        chunks = llm.stream_chat(
-            [{"role": "user", "content": prompt}],
-            max_tokens=arguments.max_tokens,
-            temperature=arguments.temp,
-            stop=tuple(arguments.stop),
-            ignore_eos=arguments.ignore_eos,
-        )
-    else:
-        chunks = llm.stream(
-            prompt,
-            max_tokens=arguments.max_tokens,
-            temperature=arguments.temp,
-            stop=tuple(arguments.stop),
-            ignore_eos=arguments.ignore_eos,
-        )
+    chunks = _chunks(arguments, llm, prompt)
+    stopping: list[bool] = []
+
+    def stop() -> None:
+        if last is None:  # the prompt is still being evaluated: nothing is there to keep
+            raise KeyboardInterrupt
+        stopping.append(True)
+
     text: list[str] = []
     ids: list[int] = []
     last: Chunk | None = None
-    for last in chunks:
-        text.append(last.text)
-        ids += last.token_ids
+    with interrupting(stop):
+        for last in chunks:
+            text.append(last.text)
+            ids += last.token_ids
+            if not arguments.json:
+                print(last.text, end="", flush=True)
+            if stopping:
+                break
+    if stopping:
         if not arguments.json:
-            print(last.text, end="", flush=True)
-    if last is None or last.finish_reason is None or last.timings is None:
+            print(flush=True)
+        print("hornito: interrupted", file=sys.stderr)
+    if last is None or (last.timings is None and not stopping):
         raise HornitoError("the answer ended without a finish reason")
-    timings = last.timings
     if arguments.json:
-        print_json(
-            {
-                "model": arguments.model,
-                "device": llm.device_line,
-                "text": "".join(text),
-                "token_ids": ids,
-                "finish_reason": last.finish_reason,
-                "prompt_tokens": timings.prompt_tokens,
-                "prompt_seconds": timings.prompt_seconds,
-                "decode_tokens": timings.decode_tokens,
-                "decode_seconds": timings.decode_seconds,
-            }
-        )
-    else:
+        _print_json(arguments, llm, "".join(text), ids, last)
+    elif not stopping:
         if llm.has_tokenizer:
             print()
         if arguments.show_ids or not llm.has_tokenizer:
             print(",".join(map(str, ids)))
-    if arguments.stats:
+    sys.stdout.flush()
+    if arguments.stats and last.timings is not None:
+        timings = last.timings
         lines = [
             f"device: {llm.device_line}",
             f"prompt: {rate(timings.prompt_tokens, timings.prompt_seconds)}",
@@ -180,4 +170,58 @@ def _answer(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) ->
             f" (finish: {last.finish_reason})",
             llm.plan_summary(),
         ]
-        print("\n".join(lines), file=sys.stderr)
+        print("\n".join(lines), file=sys.stderr, flush=True)
+    return INTERRUPTED if stopping else 0
+
+
+def _chunks(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) -> Iterator[Chunk]:
+    """The answer to come; with --verbose, the prompt as the model gets it goes to stderr."""
+    if isinstance(prompt, str) and llm.has_chat_template and not arguments.raw:
+        messages = [{"role": "user", "content": prompt}]
+        if arguments.system is not None:
+            messages.insert(0, {"role": "system", "content": arguments.system})
+        if arguments.verbose:
+            _show(llm.render_chat(messages), len(llm.chat_ids(messages)), "the chat template's")
+        return llm.stream_chat(
+            messages,
+            max_tokens=arguments.max_tokens,
+            temperature=arguments.temp,
+            stop=tuple(arguments.stop),
+            ignore_eos=arguments.ignore_eos,
+        )
+    if arguments.system is not None:
+        raise UsageError("--system needs a chat template; this prompt goes to the model as it is")
+    if arguments.verbose:
+        text = prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
+        count = len(llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        _show(text, count, "raw")
+    return llm.stream(
+        prompt,
+        max_tokens=arguments.max_tokens,
+        temperature=arguments.temp,
+        stop=tuple(arguments.stop),
+        ignore_eos=arguments.ignore_eos,
+    )
+
+
+def _show(text: str, count: int, kind: str) -> None:
+    print(f"prompt ({kind}, {count} tokens):\n{text}\n--", file=sys.stderr, flush=True)
+
+
+def _print_json(
+    arguments: argparse.Namespace, llm: LLM, text: str, ids: list[int], last: Chunk
+) -> None:
+    timings = last.timings
+    print_json(
+        {
+            "model": arguments.model,
+            "device": llm.device_line,
+            "text": text,
+            "token_ids": ids,
+            "finish_reason": last.finish_reason or "interrupted",
+            "prompt_tokens": timings.prompt_tokens if timings else None,
+            "prompt_seconds": timings.prompt_seconds if timings else None,
+            "decode_tokens": timings.decode_tokens if timings else None,
+            "decode_seconds": timings.decode_seconds if timings else None,
+        }
+    )

@@ -1,0 +1,337 @@
+"""`hornito chat MODEL`: a conversation on a terminal, or line by line from a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, TextIO
+
+from hornito.cli.model import add_model, load_model
+from hornito.cli.options import add_option, positive_int
+from hornito.cli.output import rate
+from hornito.cli.settings import describe_settings, set_setting
+from hornito.errors import DeviceLostError, HornitoError, UsageError
+from hornito.progress import TerminalProgress
+
+if TYPE_CHECKING:
+    from hornito.conversation import Conversation
+    from hornito.runtime.results import Chunk
+
+HELP = """\
+/reset            forget the conversation (the system message stays)
+/system [TEXT]    show or replace the system message; /system - removes it
+/set [NAME VALUE] show or change a setting
+/stats            tokens reused, evaluated and generated; speed; device
+/save FILE        write the conversation as JSON
+/load FILE        take over a saved conversation
+/help             this list
+/bye              leave (as does Ctrl-D)
+A message may span lines: between \"\"\" and \"\"\", or with a \\ at the end of a line.
+Ctrl-C stops an answer; what has come of it stays in the conversation."""
+
+FENCE = '"""'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's command line."""
+    add_model(parser)
+    add_option(parser, "--system", help="system message", metavar="TEXT")
+    add_option(
+        parser,
+        "--max-tokens",
+        type=positive_int,
+        default=1024,
+        help="tokens of an answer at most (default 1024)",
+        metavar="N",
+    )
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end at TEXT; may be repeated"
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="go on past the end token")
+    parser.add_argument(
+        "--stats", action="store_true", help="print the speed of each answer on stderr"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Loads the model and talks until the input ends; 1 when a message got no answer."""
+    from hornito.conversation import ChatSettings, Conversation
+
+    settings = ChatSettings(arguments.max_tokens, tuple(arguments.stop), arguments.ignore_eos)
+    with TerminalProgress() as progress, load_model(arguments, progress) as llm:
+        progress.finish()
+        with Conversation(llm, system=arguments.system, settings=settings) as conversation:
+            screen = Screen(sys.stdin, sys.stdout, sys.stderr, stats=arguments.stats)
+            if screen.interactive:
+                screen.note(f"{arguments.model} on {llm.device_line}")
+                screen.note(f"context {llm.context} tokens; /help shows the commands")
+            return Chat(conversation, screen).loop()
+
+
+class Screen:
+    """Where a chat reads and writes. Answers go to stdout, everything else to stderr.
+
+    Attributes:
+        interactive: whether a person is typing (input and output are a terminal).
+        stats: whether each answer is followed by its speed.
+    """
+
+    def __init__(self, source: TextIO, out: TextIO, err: TextIO, *, stats: bool = False) -> None:
+        self._source, self._out, self._err = source, out, err
+        self.interactive = source.isatty() and out.isatty()
+        self.stats = stats or self.interactive
+        if self.interactive:
+            # Line editing and history for input().
+            import readline  # noqa: F401
+
+    def read(self, prompt: str) -> str | None:
+        """A line without its end, or None at the end of the input."""
+        if self.interactive:
+            try:
+                return input(prompt)
+            except EOFError:
+                print(file=self._out)
+                return None
+        line = self._source.readline()
+        return line.removesuffix("\n").removesuffix("\r") if line else None
+
+    def write(self, text: str) -> None:
+        """Text of an answer, at once."""
+        self._out.write(text)
+        self._out.flush()
+
+    def note(self, text: str) -> None:
+        """A line that is no answer; dim on a terminal."""
+        self._out.flush()
+        if self._err.isatty():
+            from rich.console import Console
+            from rich.text import Text
+
+            Console(file=self._err, highlight=False).print(Text(text, style="dim"))
+        else:
+            print(text, file=self._err, flush=True)
+
+    def error(self, message: str) -> None:
+        """An error that does not end the chat."""
+        self._out.flush()
+        print(f"hornito: error: {message}", file=self._err, flush=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What was typed; a `command` is one line that begins with a slash, outside quotes."""
+
+    text: str
+    command: bool = False
+
+
+def read_entry(read: Callable[[str], str | None]) -> Entry | None:
+    """One message or command; None when the input has ended.
+
+    A backslash at the end of a line joins the next one to it; everything between triple quotes is
+    one message. Where the input ends inside a message, the message is what has come.
+    """
+    line = read(">>> ")
+    if line is None:
+        return None
+    if line.lstrip().startswith(FENCE):
+        return Entry(_fenced(line.lstrip()[len(FENCE) :], read))
+    if line.startswith("/"):
+        return Entry(line.strip(), command=True)
+    lines = []
+    while line is not None and line.endswith("\\"):
+        lines.append(line[:-1])
+        line = read("... ")
+    return Entry("\n".join([*lines, *([] if line is None else [line])]))
+
+
+def _fenced(first: str, read: Callable[[str], str | None]) -> str:
+    lines: list[str] = []
+    line: str | None = first
+    while line is not None:
+        if line.rstrip().endswith(FENCE):
+            lines.append(line.rstrip().removesuffix(FENCE))
+            break
+        lines.append(line)
+        line = read("... ")
+    # The lines of the quotes themselves are no lines of the message.
+    if lines and not lines[0]:
+        lines.pop(0)
+    if lines and not lines[-1]:
+        lines.pop()
+    return "\n".join(lines)
+
+
+class Chat:
+    """Reads messages and commands, prints answers."""
+
+    def __init__(self, conversation: Conversation, screen: Screen) -> None:
+        self._conversation = conversation
+        self._screen = screen
+        self._failed = 0
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/reset": self._reset,
+            "/system": self._system,
+            "/set": self._set,
+            "/stats": self._stats,
+            "/save": self._save,
+            "/load": self._load,
+            "/help": self._help,
+        }
+
+    def loop(self) -> int:
+        """Until the input ends or /bye; returns the exit code."""
+        while True:
+            try:
+                entry = read_entry(self._screen.read)
+            except KeyboardInterrupt:
+                if not self._screen.interactive:
+                    raise
+                self._screen.note("\nCtrl-D or /bye leaves")
+                continue
+            if entry is None or (entry.command and entry.text in ("/bye", "/exit", "/quit")):
+                return self._failed
+            try:
+                self._one(entry)
+            except DeviceLostError:
+                raise
+            except HornitoError as error:
+                self._screen.error(str(error))
+                self._failed = error.exit_code
+            except OSError as error:
+                self._screen.error(str(error))
+                self._failed = 1
+
+    def _one(self, entry: Entry) -> None:
+        if not entry.command:
+            if entry.text.strip():
+                self._answer(entry.text)
+            return
+        word, _, rest = entry.text.partition(" ")
+        if word in self._commands:
+            self._commands[word](rest.strip())
+        else:
+            raise UsageError(
+                f"unknown command {word}; /help lists them. (To send a text that begins with /, "
+                'put it between """)'
+            )
+
+    def _answer(self, text: str) -> None:
+        conversation, screen = self._conversation, self._screen
+        before = conversation.stats.reused_tokens
+        last: Chunk | None = None
+        chunks = conversation.say(text)
+        with interrupting(conversation.interrupt):
+            for last in chunks:
+                screen.write(last.text)
+        screen.write("\n")
+        if last is None or last.timings is None:
+            raise HornitoError("the answer ended without a finish reason")
+        if last.finish_reason == "interrupted":
+            screen.note("(stopped)")
+        elif last.finish_reason == "length":
+            screen.note(self._why_cut())
+        if screen.stats:
+            timings = last.timings
+            reused = conversation.stats.reused_tokens - before
+            screen.note(
+                f"{rate(timings.decode_tokens, timings.decode_seconds)}; prompt: {reused} reused, "
+                f"{rate(timings.prompt_tokens, timings.prompt_seconds)}"
+            )
+
+    def _why_cut(self) -> str:
+        conversation = self._conversation
+        context = conversation.llm.context
+        if conversation.position >= context - 1:
+            return f"(the context of {context} tokens is full; /reset, or load with --context)"
+        limit = conversation.settings.max_tokens
+        return f"(cut at {limit} tokens; /set max-tokens {2 * limit} allows more)"
+
+    # -- commands ---------------------------------------------------------------------------
+
+    def _reset(self, rest: str) -> None:
+        _nothing("/reset", rest)
+        self._conversation.reset()
+        self._screen.note("the conversation is empty")
+
+    def _system(self, rest: str) -> None:
+        if not rest:
+            text = self._conversation.system
+            self._screen.note("no system message of yours is set" if text is None else text)
+            return
+        self._conversation.set_system(None if rest == "-" else rest)
+        self._screen.note("system message removed" if rest == "-" else "system message set")
+
+    def _set(self, rest: str) -> None:
+        settings = self._conversation.settings
+        name, _, value = rest.partition(" ")
+        if name:
+            set_setting(settings, name, value.strip())
+        for line in describe_settings(settings):
+            self._screen.note(line)
+
+    def _stats(self, rest: str) -> None:
+        _nothing("/stats", rest)
+        conversation, stats = self._conversation, self._conversation.stats
+        lines = [
+            f"turns: {stats.turns}; {conversation.position} of {conversation.llm.context} tokens "
+            "in the KV cache",
+            f"prompt: {stats.reused_tokens} tokens reused, "
+            f"{rate(stats.evaluated_tokens, stats.prompt_seconds)} evaluated",
+            f"answers: {rate(stats.generated_tokens, stats.decode_seconds)}",
+            f"device: {conversation.llm.device_line}",
+            conversation.llm.plan_summary(),
+        ]
+        self._screen.note("\n".join(lines))
+
+    def _save(self, rest: str) -> None:
+        self._conversation.save(_file("/save", rest))
+        self._screen.note(f"saved {len(self._conversation.messages)} messages")
+
+    def _load(self, rest: str) -> None:
+        self._conversation.load(_file("/load", rest))
+        self._screen.note(f"loaded {len(self._conversation.messages)} messages")
+
+    def _help(self, rest: str) -> None:
+        self._screen.note(HELP)
+
+
+def _nothing(command: str, rest: str) -> None:
+    if rest:
+        raise UsageError(f"{command} takes nothing behind it, not '{rest}'")
+
+
+def _file(command: str, rest: str) -> str:
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        raise UsageError(f"{command} FILE: {error}") from error
+    if len(words) != 1:
+        raise UsageError(f"{command} takes one FILE (in quotes when it has spaces)")
+    return words[0]
+
+
+@contextmanager
+def interrupting(interrupt: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C calls `interrupt` in here; a second one is a KeyboardInterrupt after all."""
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGINT, before)
+        interrupt()
+
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        signal.signal(signal.SIGINT, handler)
+    except ValueError:  # not the main thread: signals go elsewhere
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,62 @@
+"""The settings of a chat by name, for `/set`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from hornito.cli.options import positive_int
+from hornito.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornito.conversation import ChatSettings
+
+
+def _switch(text: str) -> bool:
+    if text not in ("on", "off"):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither on nor off")
+    return text == "on"
+
+
+def _stops(text: str) -> tuple[str, ...]:
+    return () if text == "-" else (text,)
+
+
+#: Name, field of ChatSettings, how a value is read.
+SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "max-tokens": ("max_tokens", positive_int),
+    "stop": ("stop", _stops),
+    "ignore-eos": ("ignore_eos", _switch),
+}
+
+
+def set_setting(settings: ChatSettings, name: str, text: str) -> None:
+    """Change one setting.
+
+    Raises:
+        UsageError: no such setting, or a value that it does not take.
+    """
+    name = name.removeprefix("--").replace("_", "-")
+    if name not in SETTINGS:
+        raise UsageError(f"no setting is called '{name}'; there are {', '.join(SETTINGS)}")
+    if not text:
+        raise UsageError(f"/set {name} needs a value")
+    attribute, convert = SETTINGS[name]
+    try:
+        setattr(settings, attribute, convert(text))
+    except (argparse.ArgumentTypeError, ValueError) as error:
+        raise UsageError(f"/set {name}: {error}") from error
+
+
+def describe_settings(settings: ChatSettings) -> list[str]:
+    """One 'name value' line for each setting."""
+    lines = []
+    for name, (attribute, _) in SETTINGS.items():
+        value = getattr(settings, attribute)
+        if isinstance(value, bool):
+            value = "on" if value else "off"
+        if isinstance(value, tuple):
+            value = ", ".join(map(repr, value)) or "-"
+        lines.append(f"{name} {value}")
+    return lines
