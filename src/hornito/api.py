@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, overload
 
+from hornito.answer import Answer, join
+from hornito.batch import generate_batch, many
 from hornito.cache import resolve_model
 from hornito.compiler import DEFAULT_WEIGHTS, compile_cached
 from hornito.errors import ContextOverflowError, PackageError, UsageError
@@ -18,13 +20,14 @@ from hornito.runtime.decode import decode
 from hornito.runtime.engine import Engine, fit_context
 from hornito.runtime.results import Chunk, Generation, Timings
 from hornito.runtime.session import Session
+from hornito.scoring import Score, score
 from hornito.vk.device import Device, open_device
 
 if TYPE_CHECKING:
     from hornito.text.template import ChatTemplate
     from hornito.text.tokenizer import Tokenizer
 
-__all__ = ["LLM", "Chunk", "Generation", "Timings", "load"]
+__all__ = ["LLM", "Chunk", "Generation", "Score", "Session", "Timings", "load"]
 
 PRECISIONS = ("high", "normal")
 KV_TYPES = ("fp32", "fp16")
@@ -238,30 +241,95 @@ class LLM:
 
     # -- answers ----------------------------------------------------------------------------
 
+    @overload
     def generate(
         self,
         prompt: str | Sequence[int],
+        *,
+        max_tokens: int = ...,
+        temperature: float = ...,
+        stop: Sequence[str] = ...,
+        ignore_eos: bool = ...,
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str] | list[list[int]],
+        *,
+        max_tokens: int = ...,
+        temperature: float = ...,
+        stop: Sequence[str] = ...,
+        ignore_eos: bool = ...,
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        prompt: str | Sequence[int] | list[str] | list[list[int]],
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        temperature: float = 0.0,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+    ) -> Generation | list[Generation]:
+        """Complete a prompt, or each of a list of prompts; see `stream` for the arguments.
+
+        A list is answered in its order. As many prompts run at once as there are free slots
+        (`load(..., slots=8)`); the others wait for one.
+        """
+        prompts = many(prompt)
+        if prompts is not None:
+            self._check(max_tokens, temperature, stop)
+            return generate_batch(
+                self,
+                [self._prompt_ids(one) for one in prompts],
+                lambda: self._new_answer(max_tokens, tuple(stop), ignore_eos, True),
+                max_tokens=max_tokens,
+                ignore_eos=ignore_eos,
+            )
+        chunks = self.stream(
+            cast("str | Sequence[int]", prompt),
+            max_tokens=max_tokens,
+            temperature=temperature,
+            stop=stop,
+            ignore_eos=ignore_eos,
+        )
+        return join(chunks)
+
+    def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score:
+        """How likely the model finds `continuation` after `prompt`.
+
+        Two texts are encoded as one; where a token reaches across the seam, it counts to the
+        continuation. A chat template is not applied.
+
+        Args:
+            prompt, continuation: both text, or both token ids.
+
+        Raises:
+            ContextOverflowError: they do not fit the context.
+            UsageError: one of them is empty, or they are of different kinds.
+        """
+        return score(self, prompt, continuation)
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
         *,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         temperature: float = 0.0,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
     ) -> Generation:
-        """Complete a prompt; see `stream` for the arguments."""
-        chunks = self.stream(
-            prompt,
-            max_tokens=max_tokens,
-            temperature=temperature,
-            stop=stop,
-            ignore_eos=ignore_eos,
+        """Answer a conversation; see `stream` for the arguments."""
+        return join(
+            self.stream_chat(
+                messages,
+                max_tokens=max_tokens,
+                temperature=temperature,
+                stop=stop,
+                ignore_eos=ignore_eos,
+            )
         )
-        return _join(chunks)
-
-    def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, max_tokens: int = DEFAULT_MAX_TOKENS
-    ) -> Generation:
-        """Answer a conversation."""
-        return _join(self.stream_chat(messages, max_tokens=max_tokens))
 
     def stream_chat(
         self,
@@ -307,12 +375,21 @@ class LLM:
             ContextOverflowError: the prompt does not fit the context.
             UsageError: an argument is wrong.
         """
+        self._check(max_tokens, temperature, stop)
+        ids = self._prompt_ids(prompt)
+        return self._stream(ids, max_tokens, tuple(stop), ignore_eos, continuation)
+
+    def _check(self, max_tokens: int, temperature: float, stop: Sequence[str]) -> None:
+        """Raise UsageError for what no answer can be made with."""
         if temperature != 0:
             raise UsageError(f"temperature {temperature}: only 0 (greedy) is supported so far")
         if max_tokens < 1:
             raise UsageError(f"max_tokens must be at least 1, not {max_tokens}")
         if stop and not self.has_tokenizer:
             raise UsageError("stop strings need a tokenizer, which this package lacks")
+
+    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """The ids of a prompt, which must fit."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise UsageError("the prompt is empty")
@@ -323,7 +400,18 @@ class LLM:
                 tokens=len(ids),
                 context=self.context,
             )
-        return self._stream(ids, max_tokens, tuple(stop), ignore_eos, continuation)
+        return ids
+
+    def _new_answer(
+        self, max_tokens: int, stop: tuple[str, ...], ignore_eos: bool, continuation: bool
+    ) -> Answer:
+        return Answer(
+            self.tokenizer if self.has_tokenizer else None,
+            max_tokens=max_tokens,
+            stop=stop,
+            ends=() if ignore_eos else self.engine.eos_ids,
+            continuation=continuation,
+        )
 
     def _stream(
         self,
@@ -370,7 +458,7 @@ class LLM:
             ids: at least one token id.
             max_tokens, stop, ignore_eos, continuation: as for `stream`.
         """
-        answer = _Answer(self, tuple(stop), ignore_eos, max_tokens, continuation)
+        answer = self._new_answer(max_tokens, tuple(stop), ignore_eos, continuation)
         began = time.monotonic()
         session.prefill(ids)
         prefilled = time.monotonic()
@@ -415,69 +503,6 @@ class LLM:
                 f"{engine.pipeline_count} pipelines; every tensor operation on the device",
             ]
         )
-
-
-class _Answer:
-    """Text and end of one answer while its tokens come in."""
-
-    def __init__(
-        self,
-        llm: LLM,
-        stop: tuple[str, ...],
-        ignore_eos: bool,
-        max_tokens: int,
-        continuation: bool,
-    ) -> None:
-        from hornito.text.stream import StreamDecoder
-
-        self._ends = frozenset(() if ignore_eos else llm.engine.eos_ids)
-        self._max_tokens = max_tokens
-        self._decoder = (
-            StreamDecoder(llm.tokenizer, stop=stop, continuation=continuation)
-            if llm.has_tokenizer
-            else None
-        )
-        self.count = 0
-        self.reason: str | None = None
-
-    def ended(self) -> bool:
-        """Whether the answer has ended."""
-        return self.reason is not None
-
-    def take(self, tokens: Sequence[int]) -> Chunk:
-        """The piece that `tokens` add; tokens past the end are dropped."""
-        text, kept = "", []
-        for token in tokens:
-            self.count += 1
-            kept.append(token)
-            if token in self._ends:
-                self.reason = "stop"
-            elif self._decoder is not None:
-                text += self._decoder.push(token)
-                if self._decoder.stopped is not None:
-                    self.reason = "stop"
-            if self.reason is None and self.count >= self._max_tokens:
-                self.reason = "length"
-            if self.reason is not None:
-                break
-        return Chunk(text, tuple(kept))
-
-    def last(self, timings: Timings) -> Chunk:
-        """What was held back, the reason and the timings."""
-        text = self._decoder.finish() if self._decoder is not None else ""
-        return Chunk(text, (), self.reason or "length", timings)
-
-
-def _join(chunks: Iterator[Chunk]) -> Generation:
-    pieces = list(chunks)
-    last = pieces[-1]
-    assert last.finish_reason is not None and last.timings is not None
-    return Generation(
-        "".join(piece.text for piece in pieces),
-        tuple(token for piece in pieces for token in piece.token_ids),
-        last.finish_reason,
-        last.timings,
-    )
 
 
 def _fact(facts: Mapping[str, Any], name: str) -> int:

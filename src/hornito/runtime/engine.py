@@ -389,6 +389,11 @@ class Engine:
 
     # -- slots ------------------------------------------------------------------------------
 
+    @property
+    def free_slots(self) -> int:
+        """How many sessions may still be opened."""
+        return len(self._free_slots)
+
     def take_slot(self) -> int:
         """A free slot.
 

@@ -1,0 +1,99 @@
+"""One answer while its tokens come in: text, stop strings, end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from hornito.runtime.results import Chunk, Generation, Timings
+
+if TYPE_CHECKING:
+    from hornito.text.tokenizer import Tokenizer
+
+
+class Answer:
+    """Text and end of one answer.
+
+    Attributes:
+        count: tokens taken.
+        reason: why it ended, or None.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        max_tokens: int,
+        stop: Sequence[str] = (),
+        ends: Iterable[int] = (),
+        continuation: bool = True,
+    ) -> None:
+        """Begin an answer.
+
+        Args:
+            tokenizer: None for a model without one; the text stays empty then.
+            max_tokens: tokens at most.
+            stop: strings that end it.
+            ends: ids that end it.
+            continuation: the text goes on from a prompt; see `StreamDecoder`.
+        """
+        from hornito.text.stream import StreamDecoder
+
+        self._ends = frozenset(ends)
+        self._max_tokens = max_tokens
+        self._decoder = (
+            StreamDecoder(tokenizer, stop=stop, continuation=continuation)
+            if tokenizer is not None
+            else None
+        )
+        self.count = 0
+        self.reason: str | None = None
+
+    def ended(self) -> bool:
+        """Whether the answer has ended."""
+        return self.reason is not None
+
+    @property
+    def stopped_by_text(self) -> bool:
+        """Whether a stop string ended it, of which the device knows nothing."""
+        return self._decoder is not None and self._decoder.stopped is not None
+
+    def end(self, reason: str) -> None:
+        """End it from outside, unless it has ended already."""
+        self.reason = self.reason or reason
+
+    def take(self, tokens: Sequence[int]) -> Chunk:
+        """The piece that `tokens` add; tokens past the end are dropped."""
+        text, kept = "", []
+        for token in tokens:
+            self.count += 1
+            kept.append(token)
+            if token in self._ends:
+                self.reason = "stop"
+            elif self._decoder is not None:
+                text += self._decoder.push(token)
+                if self._decoder.stopped is not None:
+                    self.reason = "stop"
+            if self.reason is None and self.count >= self._max_tokens:
+                self.reason = "length"
+            if self.reason is not None:
+                break
+        return Chunk(text, tuple(kept))
+
+    def last(self, timings: Timings) -> Chunk:
+        """What was held back, the reason and the timings."""
+        text = self._decoder.finish() if self._decoder is not None else ""
+        return Chunk(text, (), self.reason or "length", timings)
+
+
+def join(chunks: Iterable[Chunk]) -> Generation:
+    """A whole answer from its pieces, of which the last has reason and timings."""
+    pieces = list(chunks)
+    last = pieces[-1]
+    assert last.finish_reason is not None and last.timings is not None
+    return Generation(
+        "".join(piece.text for piece in pieces),
+        tuple(token for piece in pieces for token in piece.token_ids),
+        last.finish_reason,
+        last.timings,
+    )
