@@ -34,7 +34,7 @@ def linear(
 def gated_linear(
     n: int, k: int, dtype: str = "fp32", *, activation: str = "silu", bias: bool = False
 ) -> Graph:
-    """`y = activation(x @ gate.T) * (x @ up.T)` with `n` outputs."""
+    """`y = activation(x @ gate.T) * (x @ up.T)`, `n` outputs; rows of w are gate and up in turn."""
     graph = _graph()
     graph.add_input("x", FLOAT, (T, k))
     graph.add_weight("w", Weight((2 * n, k), dtype, matrix=True))

@@ -1,8 +1,9 @@
 """Runs a small graph on a device and watches every byte around it.
 
-All buffers of a run lie in one image that starts as a NaN pattern: values, scratch, weights, rows,
-tables and KV blocks, each between guard bands. The image runs three times; every bit of it must
-come out the same, and nothing may differ from the start but what the dispatches declare to write.
+All buffers of a run lie in one image that starts as NaN: values, scratch, weights, rows, tables and
+KV blocks, each between guard bands. The NaNs of every place differ, so that one that was carried
+elsewhere shows. The image runs three times; every bit of it must come out the same, and nothing may
+differ from the start but what the dispatches declare to write.
 """
 
 from __future__ import annotations
@@ -48,6 +49,12 @@ REPEATS = 3
 
 PLACEHOLDER = "placeholder"
 """Where arguments point that a dispatch neither reads nor writes: poison, never to change."""
+
+
+def poison(count: int) -> Words:
+    """NaNs, as fp32 and in both halves as fp16, whose payload tells their place."""
+    at = np.arange(count, dtype=np.uint32)
+    return (0x7FC0 | (at >> 8) & 0x3F) << 16 | 0x7E00 | at & 0xFF | 1
 
 
 def device_class(caps: Caps, name: str) -> Caps:
@@ -147,8 +154,10 @@ class KvPool:
     def block_bytes(self) -> int:
         return self.data[0].nbytes
 
-    def layout(self, table: Operand) -> KvLayout:
-        return KvLayout(0, self.layer, self.kv_heads, self.head_dim, self.half, table)
+    def layout(self, table: Operand, layer: int = 0) -> KvLayout:
+        """Where the graph's layer lies; its layer 0 is `self.layer` of the pool."""
+        index = self.layer + layer
+        return KvLayout(0, index, self.kv_heads, self.head_dim, self.half, table)
 
     def at(self, slot: int, position: int) -> tuple[int, int]:
         """Block and position inside it; an unowned position is an error of the test."""
@@ -205,6 +214,8 @@ class Call:
         selection: rows whose output is wanted; padded to `selected` with row 0.
         device: see `device_class`.
         padding: whether rows past the live ones must stay as they were.
+        slots: sequences that have token counts.
+        state: contents of buffers that only the `sample` tail has, by name.
         allow_nan: whether live results may hold NaN.
     """
 
@@ -221,6 +232,8 @@ class Call:
     table_stride: int = 0
     next_ids: Sequence[int] = ()
     eos: Sequence[int] = ()
+    slots: int = 1
+    state: Mapping[str, Array] = field(default_factory=dict)
     device: str = "software"
     padding: bool = True
     allow_nan: bool = False
@@ -313,7 +326,9 @@ def lower(call: Call, caps: Caps) -> Lowering:
     if call.kv is not None:
         slots, table_blocks = call.kv.table.shape
         stride = call.table_stride or table_blocks
-        kv[0] = call.kv.layout(Operand("tables", 0, slots * stride * 8))
+        table = Operand("tables", 0, slots * stride * 8)
+        layers = {n.attr("layer") for n in call.graph if "layer" in n.attrs}
+        kv = {layer: call.kv.layout(table, layer) for layer in layers}
     low = Lowering(
         call.graph,
         device_class(caps, call.device),
@@ -325,6 +340,7 @@ def lower(call: Call, caps: Caps) -> Lowering:
         table_stride=call.table_stride or None,
         weight_bytes=weight_sizes(call.graph),
         tail=call.tail,
+        slots=call.slots,
     )
     for node in call.graph:
         registry.op(node.op).lower(node, low)
@@ -338,7 +354,7 @@ class Bench:
         self.device = device
         self._buffer: Buffer | None = None
 
-    def run(self, call: Call) -> Outcome:
+    def run(self, call: Call, repeats: int = REPEATS) -> Outcome:
         """Run the call three times from the same start and check everything that holds for all."""
         low = lower(call, self.device.caps)
         image, places = _lay_out(call, low)
@@ -347,13 +363,13 @@ class Bench:
         _write_tables(call, start, places, buffer.address)
         recording = self._record(low, places, buffer, everywhere=call.barrier_everywhere)
         after = self._submit(recording, buffer, start)
-        for _ in range(REPEATS - 1):
+        for _ in range(repeats - 1):
             again = self._submit(recording, buffer, start)
             assert np.array_equal(after, again), f"{_where(after != again, places)} not repeatable"
         recording.free()
         outcome = Outcome(call, low, after, places, _pool_after(call, after, places))
         _check_writes(low, start, after, places)
-        _check_rows(outcome)
+        _check_rows(outcome, start)
         return outcome
 
     def _hold(self, size: int) -> Buffer:
@@ -435,7 +451,7 @@ def _lay_out(call: Call, low: Lowering) -> tuple[Words, dict[str, tuple[int, int
     for name, size in sizes.items():
         places[name] = (at, size)
         at = -(-(at + size) // 256) * 256 + GUARD
-    image = np.full(at // 4, POISON, np.uint32)
+    image = poison(at // 4)
     raw = image.view(np.uint8)
     for name, data in contents.items():
         start = places[name][0]
@@ -456,6 +472,7 @@ def _contents(call: Call, low: Lowering) -> dict[str, Array]:
         found["next_ids"] = np.array(call.next_ids, np.uint32)
     if call.eos:
         found["eos"] = np.array(call.eos, np.uint32)
+    found |= call.state
     for name, array in call.weights.items():
         dtype = np.float16 if call.graph.weights[name].dtype == "fp16" else np.float32
         assert array.shape == call.graph.weights[name].shape
@@ -523,9 +540,10 @@ def _where(wrong: npt.NDArray[np.bool_], places: Mapping[str, tuple[int, int]]) 
     return f"{name} + {at - start} of {size} bytes ({int(wrong.sum())} words)"
 
 
-def _check_rows(outcome: Outcome) -> None:
-    """Live rows of every result are numbers; all others are still poison."""
+def _check_rows(outcome: Outcome, start: Words) -> None:
+    """Live rows of every result are numbers; all others are as they were."""
     call = outcome.call
+    before = replace(outcome, image=start)
     for node in call.graph:
         for name in node.outputs:
             value = call.graph.values[name]
@@ -541,8 +559,10 @@ def _check_rows(outcome: Outcome) -> None:
                 bad = np.isnan(outcome.all_rows(name)[active])
                 assert not bad.any(), f"{name}: {int(bad.sum())} of {bad.size} values are NaN"
             if call.padding:
-                rest = outcome.all_rows(name)[live:].view(np.uint32)
-                assert (rest == POISON).all(), f"{name}: rows past {live} were written"
+                rest, untouched = (
+                    o.all_rows(name)[live:].view(np.uint32) for o in (outcome, before)
+                )
+                assert np.array_equal(rest, untouched), f"{name}: rows past {live} were written"
 
 
 def _active_rows(call: Call, name: str, live: int, *, selected: bool) -> npt.NDArray[np.int64]:

@@ -186,32 +186,82 @@ def test_batch_with_large_scores(bench: Bench) -> None:
 
 
 def test_a_row_does_not_depend_on_the_other_rows(bench: Bench) -> None:
-    """The same row alone and beside others: the same bits."""
-    many = check_batch(bench, (64, 1, 3), half=False).value("y")
-    head_dim, kv_heads, group = 64, 1, 3
-    rng = np.random.default_rng(head_dim * 100 + group)
-    slots = [(3 * r + 1) % len(LENGTHS) for r in range(len(LENGTHS))]
-    pools = KvPool(
-        kv_heads,
-        head_dim,
-        half=False,
-        slots=len(LENGTHS),
-        table_blocks=TABLE_BLOCKS,
-        owned=[-(-dict(zip(slots, LENGTHS, strict=True))[s] // 64) for s in range(len(LENGTHS))],
-        seed=99,
-    )
-    for slot, length in zip(slots, LENGTHS, strict=True):
-        pools.fill(slot, length, rng)
-    q = rng.standard_normal((len(LENGTHS), group * head_dim)).astype(np.float32)
-    for r in (3, 6):
+    """The same row alone and beside others, its blocks elsewhere: the same bits."""
+    lengths, group, head_dim = (7, 130, 1025), 3, 64
+    q = np.random.default_rng(0).standard_normal((3, group * head_dim)).astype(np.float32)
+
+    def run(rows: list[int], seed: int) -> Array:
+        pool = KvPool(
+            1,
+            head_dim,
+            half=False,
+            slots=3,
+            table_blocks=TABLE_BLOCKS,
+            owned=[-(-length // 64) for length in lengths],
+            seed=seed,
+        )
+        for slot, length in enumerate(lengths):
+            pool.fill(slot, length, np.random.default_rng(slot))
         call = Call(
-            graph=cases.attention(group, kv_heads, head_dim),
-            rows=rows_of([LENGTHS[r] - 1], slots=[slots[r]]),
-            inputs={"q": q[r : r + 1]},
-            kv=pools,
+            graph=cases.attention(group, 1, head_dim),
+            rows=rows_of([lengths[r] - 1 for r in rows], slots=rows),
+            inputs={"q": q[rows]},
+            kv=pool,
             kind="batch",
         )
-        assert np.array_equal(bench.run(call).value("y")[0], many[r])
+        return bench.run(call).value("y")
+
+    together = run([0, 1, 2], seed=5)
+    for r in range(3):
+        assert np.array_equal(run([r], seed=99)[0], together[r])
+
+
+def test_splits_of_several_blocks(bench: Bench) -> None:
+    """More blocks than splits: each split walks three, the last one fewer."""
+    for length in (64 * 33, 64 * 70 + 5, 64 * 94 + 1):
+        pool = KvPool(1, 8, half=False, layers=1, layer=0, table_blocks=96)
+        pool.fill(0, length, np.random.default_rng(length))
+        q = np.random.default_rng(1).standard_normal((1, 16)).astype(np.float32)
+        call = Call(
+            graph=cases.attention(2, 1, 8),
+            rows=rows_of([length - 1]),
+            inputs={"q": q},
+            kv=pool,
+            kind="batch",
+        )
+        state = pool.state(0, length)
+        expected = call.expected(state)["y"]
+        outcome = bench.run(call)
+        assert outcome.dispatches[0].groups[0] == 32
+        assert_close(outcome.value("y"), expected, bound(call, expected, [state]))
+
+
+@pytest.mark.parametrize("kind", ("batch", "chunk"))
+def test_positions_at_the_end_of_a_long_context(bench: Bench, kind: str) -> None:
+    """Table entries near 2,048, of the last slot: only the window's blocks exist."""
+    blocks, end, window = 2048, 131072, 100
+    pool = KvPool(1, 16, half=True, slots=2, table_blocks=blocks, owned=[0, 3])
+    pool.table[1] = np.roll(pool.table[1], blocks - 3)
+    rng = np.random.default_rng(3)
+    state = ReferenceState()
+    for position in range(end - 192, end):
+        pool.put(1, position, rng.standard_normal((1, 16)), rng.standard_normal((1, 16)))
+        block, inside = pool.at(1, position)
+        for side, name in enumerate(("keys", "values")):
+            array = pool.data[block, pool.layer, side, :, inside].astype(np.float64)
+            getattr(state.layer(0), name)[position] = array
+    positions = [end - 1] if kind == "batch" else list(range(end - 5, end))
+    q = rng.standard_normal((len(positions), 32)).astype(np.float32)
+    call = Call(
+        graph=cases.attention(2, 1, 16, window=window),
+        rows=rows_of(positions, slots=[1] * len(positions)),
+        inputs={"q": q},
+        kv=pool,
+        kind=kind,
+    )
+    expected = call.expected(state)["y"]
+    limit = bound(call, expected, [state] * len(positions))
+    assert_close(bench.run(call).value("y"), expected, limit)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -118,9 +118,9 @@ def test_gated_activation(rng: np.random.Generator, activation: str) -> None:
 def test_gated_linear(rng: np.random.Generator, activation: str, bias: bool) -> None:
     x, gate, up = (rng.standard_normal(shape) for shape in ((3, 12), (5, 12), (5, 12)))
     b = rng.standard_normal(10) if bias else np.zeros(10)
-    gated = onnx_op("Gemm", [x, gate, b[:5]], transB=1)
-    plain = onnx_op("Gemm", [x, up, b[5:]], transB=1)
-    weights = {"w": np.concatenate([gate, up])}
+    gated = onnx_op("Gemm", [x, gate, b[0::2].copy()], transB=1)
+    plain = onnx_op("Gemm", [x, up, b[1::2].copy()], transB=1)
+    weights = {"w": np.stack([gate, up], axis=1).reshape(10, 12)}  # gate and up rows in turn
     if bias:
         weights["b"] = b
     graph = cases.gated_linear(5, 12, activation=activation, bias=bias)

@@ -13,6 +13,7 @@
 // Specialisation: 0 ROWS, 1 D, 2 kv_heads, 3 group (heads / kv_heads).
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "attention.glsl"
 
 layout(local_size_x = 64) in;
@@ -73,7 +74,8 @@ void main() {
     barrier();
     if (key <= last_position && key >= seen_from) {
       uint at = kv_index(p.layer, 0u, head / GROUP, KV_HEADS, t, D);
-      for (uint d = 0u; d < D; d += 4u) {
+      // Unrolled, this loop costs LLVM drivers 15 s of compiling and gains nothing.
+      [[dont_unroll]] for (uint d = 0u; d < D; d += 4u) {
         vec4 k = load_kv4(block, at + d);
         for (uint r = 0u; r < ROWS; ++r) {
           uint j = r * D + d;

@@ -15,6 +15,7 @@
 // Specialisation: 0 HEADS a workgroup, 1 D, 2 kv_heads, 3 group (heads / kv_heads), 4 SPLITS.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "attention.glsl"
 
 layout(local_size_x = 64) in;
@@ -77,12 +78,16 @@ void main() {
     for (uint h = 0u; h < HEADS; ++h) dots[h] = 0.0;
     if (seen) {
       uint at = kv_index(p.layer, 0u, kv_head, KV_HEADS, t, D);
-      for (uint d = 0u; d < D; d += 4u) {
-        vec4 k = load_kv4(block, at + d);
-        for (uint h = 0u; h < HEADS; ++h) {
-          uint j = h * D + d;
-          dots[h] += q_tile[j] * k.x + q_tile[j + 1u] * k.y + q_tile[j + 2u] * k.z +
-                     q_tile[j + 3u] * k.w;
+      // Four loads in flight; unrolled whole, this loop costs LLVM drivers 10 s of compiling.
+      const uint STEP = D % 16u == 0u ? 16u : 4u;
+      [[dont_unroll]] for (uint d0 = 0u; d0 < D; d0 += STEP) {
+        [[unroll]] for (uint d = d0; d < d0 + STEP; d += 4u) {
+          vec4 k = load_kv4(block, at + d);
+          for (uint h = 0u; h < HEADS; ++h) {
+            uint j = h * D + d;
+            dots[h] += q_tile[j] * k.x + q_tile[j + 1u] * k.y + q_tile[j + 2u] * k.z +
+                       q_tile[j + 3u] * k.w;
+          }
         }
       }
     }
