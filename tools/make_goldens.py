@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes tests/data/hf/smollm3-tiny: a random SmolLM 3 of four layers and what transformers computes.
+"""Makes tests/data/hf/smollm3-tiny: a random SmolLM 3 of four layers, and transformers' answers.
 
-Needs torch and transformers (the extra `oracle`). Weights are a seeded generator's numbers that fp16
-holds exactly, so that every storage type has the same model. golden.npz has the keys of the other
-tiny checkpoints: `prompt` [24], `tokens` [32] (greedy), `prefill_logits` [24, V], `step_top_ids`
+Needs torch and transformers (the extra `oracle`). Weights are a seeded generator's numbers that
+fp16 holds exactly, so that every storage type has the same model. golden.npz has the keys of the
+other tiny checkpoints: `prompt` [24], `tokens` [32] (greedy), `prefill_logits` [24, V], `step_top_ids`
 and `step_top_logits` [32, 8], `margin` [32].
 """
 
@@ -71,9 +71,9 @@ def main() -> int:
     argparse.ArgumentParser(description=__doc__).parse_args()
     import torch
     from safetensors.numpy import save_file
-    from transformers import SmolLM3Config, SmolLM3ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = SmolLM3ForCausalLM(SmolLM3Config(**CONFIG)).float().eval()
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIG)).float().eval()
     state = model.state_dict()
     shapes = {name: tuple(t.shape) for name, t in state.items() if name != "lm_head.weight"}
     weights = random_weights(shapes)
