@@ -3,8 +3,8 @@
 
 Needs torch and transformers (the extra `oracle`). Weights are a seeded generator's numbers that
 fp16 holds exactly, so that every storage type has the same model. golden.npz has the keys of the
-other tiny checkpoints: `prompt` [24], `tokens` [32] (greedy), `prefill_logits` [24, V], `step_top_ids`
-and `step_top_logits` [32, 8], `margin` [32].
+other tiny checkpoints: `prompt` [24], `tokens` [32] (greedy), `prefill_logits` [24, V],
+`step_top_ids` and `step_top_logits` [32, 8], `margin` [32].
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ def main() -> int:
     from safetensors.numpy import save_file
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**CONFIG)).float().eval()
+    config = AutoConfig.for_model(**CONFIG)
+    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model = model.float().eval()
     state = model.state_dict()
     shapes = {name: tuple(t.shape) for name, t in state.items() if name != "lm_head.weight"}
     weights = random_weights(shapes)
