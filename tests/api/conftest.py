@@ -1,0 +1,37 @@
+"""Tiny models with text, loaded once for the tests of the Python interface."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hornito
+from hornito.api import LLM
+from text_model import write_text_model
+
+
+@pytest.fixture(scope="module", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    patch = pytest.MonkeyPatch()
+    folder = tmp_path_factory.mktemp("cache")
+    patch.setenv("HORNITO_CACHE", str(folder))
+    yield folder
+    patch.undo()
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def llm(text_model: Path, private_cache: Path, kernels: None) -> Iterator[LLM]:
+    """The tiny model with text, two slots, fp32 throughout."""
+    device = os.environ.get("HORNITO_DEVICE")
+    with hornito.load(
+        text_model, device=device, slots=2, weights="fp32", precision="high", context=512
+    ) as loaded:
+        yield loaded
