@@ -210,7 +210,7 @@ def test_refusals(case: Case) -> None:
     llm = case.llm
     with pytest.raises(hornito.HornitoError, match="has no tokenizer"):
         llm.generate("text")
-    with pytest.raises(hornito.HornitoError, match="no chat template"):
+    with pytest.raises(hornito.HornitoError, match="no (chat template|tokenizer)"):
         llm.chat([{"role": "user", "content": "x"}])
     with pytest.raises(hornito.HornitoError, match="stop strings need a tokenizer"):
         llm.generate([5], stop=["x"])
