@@ -13,6 +13,7 @@ from hornito.cache import resolve_model
 from hornito.compiler import DEFAULT_WEIGHTS, compile_cached
 from hornito.errors import ContextOverflowError, PackageError, UsageError
 from hornito.graph.graph import Graph
+from hornito.ops.rope import original_max
 from hornito.package import Package, open_package
 from hornito.plan.plan import PlanOptions
 from hornito.progress import NullProgress, Progress
@@ -494,6 +495,14 @@ class LLM:
         kv = "fp16" if engine.options.kv_half else "fp32"
         step = engine.plan.buckets["batch", 1]
         count = len(step.body.dispatches) + len(step.tails["argmax"].dispatches)
+        rope = []
+        longest = original_max(engine.graph)
+        if longest is not None:
+            factors = "long" if self.context > longest else "short"
+            rope = [
+                f"rope: {factors} factors, for every length (short for a context of up to "
+                f"{longest} positions)"
+            ]
         return "\n".join(
             [
                 f"context: {self.context} positions, KV in {kv}, {engine.options.slots} slot(s)",
@@ -501,6 +510,7 @@ class LLM:
                 f"KV {memory.kv / 1e6:.1f}, activations {memory.activations / 1e6:.1f})",
                 f"dispatches: {engine.plan.dispatches_per_layer():g} a layer, {count} a token, "
                 f"{engine.pipeline_count} pipelines; every tensor operation on the device",
+                *rope,
             ]
         )
 

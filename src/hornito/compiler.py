@@ -21,6 +21,7 @@ from hornito.graph.passes import PassReport, run_passes
 from hornito.graph.weights import iter_bytes
 from hornito.importers import Source, open_source
 from hornito.ops import registry
+from hornito.ops.rope import original_max
 from hornito.package import write_package
 from hornito.progress import NullProgress, Progress
 
@@ -195,6 +196,7 @@ def model_facts(source: Source, graph: Graph) -> dict[str, Any]:
         "context_length": source.config["max_position_embeddings"],
         "rope_theta": source.config.get("rope_theta"),
         "rope_scaling": source.config.get("rope_scaling"),
+        "rope_short_up_to": original_max(graph),
         "windows": sorted({node.attr("window") for node in attention}),
         "tied_head": bool(source.config["tie_word_embeddings"]),
         "eos_ids": list(source.eos_ids),

@@ -57,13 +57,11 @@ def pick_set(node: Node, inv_freq: Array, context: int) -> Array:
     return row
 
 
-def rope_set(graph: Graph, context: int) -> str:
-    """`short` or `long`: the set that a plan of this context takes; empty with one set only."""
-    for node in graph:
-        tables = [name for name in node.inputs if name in graph.weights]
-        if "original_max" in node.attrs and any(graph.weights[n].shape[0] == 2 for n in tables):
-            return "long" if takes_long_set(node, context) else "short"
-    return ""
+def original_max(graph: Graph) -> int | None:
+    """The largest context that takes the short set of a graph with two; None with one set."""
+    found = (node.attrs["original_max"] for node in graph if "original_max" in node.attrs)
+    value = next(found, None)
+    return value if isinstance(value, int) else None
 
 
 def lower_set(node: Node, name: str, low: Lowering) -> tuple[Operand, int]:
