@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,6 +36,12 @@ class FakeLLM:
 
     def plan_summary(self) -> str:
         return "plan: 14 dispatches a layer"
+
+    def render_chat(self, messages: list[dict[str, str]]) -> str:
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages)
+
+    def chat_ids(self, messages: object) -> list[int]:
+        return [1, 2, 3, 4]
 
     def stream(self, prompt: str | list[int], **options: Any) -> Iterator[SimpleNamespace]:
         self.calls.append(("stream", prompt, options))
@@ -142,6 +150,93 @@ def test_json(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
     data = json.loads(capsys.readouterr().out)
     assert data["text"] == " Paris." and data["token_ids"] == [7, 8, 2]
     assert data["finish_reason"] == "eos" and data["prompt_tokens"] == 31
+
+
+def test_prompt_file(llm: FakeLLM, tmp_path: Path) -> None:
+    (tmp_path / "p.txt").write_bytes("zwölf\r\n\n".encode())
+    assert main(["run", "m.vxm", "--prompt-file", str(tmp_path / "p.txt"), "--raw"]) == 0
+    assert llm.calls[1][:2] == ("stream", "zwölf\r\n")
+    assert main(["run", "m.vxm", "--prompt-file", str(tmp_path / "none")]) == 1
+    (tmp_path / "p.txt").write_bytes(b"caf\xe9")
+    assert main(["run", "m.vxm", "--prompt-file", str(tmp_path / "p.txt")]) == 2
+
+
+def test_system_message(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m.vxm", "Hi", "--system", "Be kind"]) == 0
+    messages = [{"role": "system", "content": "Be kind"}, {"role": "user", "content": "Hi"}]
+    assert llm.calls[1][:2] == ("chat", messages)
+    assert main(["run", "m.vxm", "Hi", "--system", "x", "--raw"]) == 2
+    assert "--system needs a chat template" in capsys.readouterr().err
+
+
+def test_verbose_shows_the_prompt_on_stderr(
+    llm: FakeLLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "m.vxm", "Hi", "--system", "Be kind", "--verbose"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == " Paris.\n"
+    assert captured.err.splitlines() == [
+        "prompt (the chat template's, 4 tokens):",
+        "<system>Be kind<user>Hi",
+        "--",
+    ]
+
+
+@pytest.mark.parametrize("json_wanted", [False, True])
+def test_ctrl_c_keeps_what_has_come(
+    llm: FakeLLM,
+    json_wanted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def chunks() -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(text="It was", token_ids=(7,), finish_reason=None, timings=None)
+        signal.raise_signal(signal.SIGINT)
+        yield SimpleNamespace(text=" a", token_ids=(8,), finish_reason=None, timings=None)
+        pytest.fail("the answer went on")
+
+    monkeypatch.setattr(llm, "_chunks", chunks)
+    assert main(["run", "m.vxm", "Hi", *(["--json"] if json_wanted else [])]) == 130
+    captured = capsys.readouterr()
+    assert captured.err == "hornito: interrupted\n" and llm.closed
+    if json_wanted:
+        data = json.loads(captured.out)
+        assert (data["text"], data["token_ids"]) == ("It was a", [7, 8])
+        assert data["finish_reason"] == "interrupted"
+    else:
+        assert captured.out == "It was a\n"
+
+
+def test_ctrl_c_during_the_prompt(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def chunks() -> Iterator[SimpleNamespace]:
+        signal.raise_signal(signal.SIGINT)
+        yield SimpleNamespace(text="never", token_ids=(7,), finish_reason=None, timings=None)
+
+    monkeypatch.setattr(llm, "_chunks", chunks)
+    assert main(["run", "m.vxm", "Hi"]) == 130
+    assert capsys.readouterr().out == "" and llm.closed
+
+
+def test_the_answer_comes_before_the_statistics(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both streams in one file: all of stdout is there before stderr says more."""
+    both = io.StringIO()
+
+    class Out(io.StringIO):
+        """Holds text back until it is flushed, as a pipe's buffer does."""
+
+        def flush(self) -> None:
+            both.write(self.getvalue())
+            self.seek(0)
+            self.truncate()
+
+    monkeypatch.setattr("sys.stdout", Out())
+    monkeypatch.setattr("sys.stderr", both)
+    assert main(["run", "m.vxm", "Hi", "--stats", "--show-ids"]) == 0
+    assert both.getvalue().startswith(" Paris.\n7,8,2\ndevice: test device\n")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,10 @@
+"""Many prompts at once: python examples/batch.py MODEL "One" "Two" "Three" """
+
+import sys
+
+import hornito
+
+model, *prompts = sys.argv[1:]
+with hornito.load(model, slots=4, context=512) as llm:
+    for prompt, out in zip(prompts, llm.generate(prompts, max_tokens=16), strict=True):
+        print(f"{prompt!r} -> {out.text!r} ({out.finish_reason})")

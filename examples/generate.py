@@ -1,0 +1,12 @@
+"""Complete a text: python examples/generate.py MODEL "Once upon a time" """
+
+import sys
+
+import hornito
+
+model, prompt = sys.argv[1:3]
+with hornito.load(model) as llm:
+    out = llm.generate(prompt, max_tokens=32)
+    print(prompt + out.text)
+    speed = out.timings.decode_tokens / max(out.timings.decode_seconds, 1e-9)
+    print(f"({out.finish_reason}, {speed:.1f} tok/s on {llm.device_line})", file=sys.stderr)

@@ -1,0 +1,11 @@
+"""Rank continuations: python examples/score.py MODEL "Paris is in" " France" " Spain" """
+
+import sys
+
+import hornito
+
+model, prompt, *continuations = sys.argv[1:]
+with hornito.load(model) as llm:
+    scores = {text: llm.score(prompt, text) for text in continuations}
+for text, score in sorted(scores.items(), key=lambda item: -item[1].logprob):
+    print(f"{score.logprob:9.3f}  perplexity {score.perplexity:9.2f}  {prompt}{text}")

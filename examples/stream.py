@@ -1,0 +1,11 @@
+"""Print an answer while it is made: python examples/stream.py MODEL "The sea" """
+
+import sys
+
+import hornito
+
+model, prompt = sys.argv[1:3]
+with hornito.load(model) as llm:
+    for chunk in llm.stream(prompt, max_tokens=32, stop=["\n\n"]):
+        print(chunk.text, end="", flush=True)
+    print()

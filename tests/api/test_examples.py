@@ -1,0 +1,74 @@
+"""Every example runs, in a process, as its first line says."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tree import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+#: What each prints about the tiny model, whose text is random.
+LINES = {
+    "generate": ["Once upon a time"],
+    "stream": [],
+    "chat": ["> Hi", "> And you?", " tokens reused, "],
+    "score": ["perplexity", " Paris is in France", " Paris is in Spain"],
+    "batch": ["'One' -> ", "'Two' -> ", "'Three' -> "],
+    "token_ids": ["the same, step by step: True"],
+}
+
+
+def usage(path: Path) -> list[str]:
+    """The arguments in the example's first line, MODEL included."""
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    assert text is not None
+    words = shlex.split(text.splitlines()[0].split(": ", 1)[1])
+    assert words[:2] == ["python", f"examples/{path.name}"]
+    return words[2:]
+
+
+def run(path: Path, model: Path) -> subprocess.CompletedProcess[str]:
+    arguments = [str(model) if word == "MODEL" else word for word in usage(path)]
+    return subprocess.run(
+        [sys.executable, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )
+
+
+def test_all_are_known_and_short() -> None:
+    assert [path.stem for path in EXAMPLES] == sorted(LINES)
+    for path in EXAMPLES:
+        assert len(path.read_text().splitlines()) <= 40, path.name
+        assert "MODEL" in usage(path)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_tiny(path: Path, text_model: Path) -> None:
+    done = run(path, text_model)
+    assert done.returncode == 0, done.stderr
+    for line in LINES[path.stem]:
+        assert line.strip() in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.model
+@pytest.mark.slow
+def test_smollm2(smollm2_gguf: Path) -> None:
+    """A model that knows something."""
+    score = run(ROOT / "examples/score.py", smollm2_gguf).stdout.splitlines()
+    assert score[0].endswith("Paris is in France") and score[1].endswith("Paris is in Spain")
+    chat = run(ROOT / "examples/chat.py", smollm2_gguf)
+    assert "(0 tokens reused" not in chat.stdout and chat.returncode == 0
