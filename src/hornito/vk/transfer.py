@@ -108,10 +108,11 @@ def upload(
     """See `Device.upload`."""
     uploader: Uploader | None = None
     known = list(pairs) if isinstance(pairs, list | tuple) else None
-    half = HALF_BYTES
+    most = min(HALF_BYTES, device.caps.max_allocation_bytes // 2 // 4096 * 4096)
+    half = most
     if known is not None:
         total = sum(len(as_bytes(data)) + 16 for _, _, data in known)
-        half = min(HALF_BYTES, max(4096, -(-total // 4096) * 4096))
+        half = min(most, max(4096, -(-total // 4096) * 4096))
     device.drain()  # memory that the host writes directly must not be in use
     try:
         for target, offset, data in pairs if known is None else known:
