@@ -93,9 +93,9 @@ def weights(graph: Graph) -> dict[str, Array]:
     return found
 
 
-def logits(graph: Graph) -> list[Array]:
+def logits(graph: Graph, context: int = 0) -> list[Array]:
     """Prefill of 7 ids with 3 selected rows, then two steps: logits in float64."""
-    state, numbers = ReferenceState(), weights(graph)
+    state, numbers = ReferenceState(context=context), weights(graph)
     calls = (
         ([5, 70, 0, 33, 5, 1, 2], range(7), [0, 3, 6]),
         ([11], [7], [0]),

@@ -93,7 +93,7 @@ def test_check_names_the_node() -> None:
     graph = tiny()
     graph.check()
     graph.nodes.reverse()
-    with pytest.raises(FormatError, match="node z .* reads unknown 'y'"):
+    with pytest.raises(FormatError, match=r"node z .* reads unknown 'y'"):
         graph.check()
     graph = tiny()
     graph.values["y"] = replace(graph.values["y"], shape=(T, 7))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from graph import small_llama
 from hornito.graph.graph import Graph
 from hornito.graph.passes import ORDER, run_passes
 from hornito.ops.base import BLOCK_POSITIONS, Dispatch, Operand
+from hornito.ops.head import TAILS
 from hornito.plan.plan import BucketPlan, Plan, PlanOptions, Program, build_plan, kv_kinds
 from hornito.vk import api
 from hornito.vk.caps import Caps
@@ -68,9 +69,10 @@ def test_buckets(slots: int, batches: list[int]) -> None:
     assert list(plan.buckets) == keys
     for (kind, rows), bucket in plan.buckets.items():
         assert (bucket.kind, bucket.rows) == (kind, rows)
-        assert set(bucket.tails) == {"argmax", "logits", "logprob"} == set(bucket.selected)
+        assert set(bucket.tails) == set(TAILS) == set(bucket.selected)
         assert bucket.selected["logprob"] == rows
-        assert bucket.selected["argmax"] == (rows if kind == "batch" else 1)
+        for tail in ("argmax", "sample"):
+            assert bucket.selected[tail] == (rows if kind == "batch" else 1)
         assert all(s <= max(rows, 16) for s in bucket.selected.values())
 
 
@@ -101,9 +103,9 @@ def test_layers_with_windows_are_kinds_of_their_own() -> None:
     plan = build_plan(graph, GPU, options(slots=2))
     blocks = plan.table_blocks
     for dispatch in every_dispatch(plan):
-        if not dispatch.node.startswith("layer") or "table" not in dict(dispatch.push.fields):
-            continue
         fields = [name for name, _ in dispatch.push.fields]
+        if not dispatch.node.startswith("layer") or "table" not in fields:
+            continue
         table = dispatch.args[fields.index("table")]
         assert isinstance(table, Operand)
         layer = int(dispatch.node[len("layer")])
@@ -204,7 +206,7 @@ def test_every_argument_is_declared(plan: Plan) -> None:
 def test_guards_keep_buffers_apart() -> None:
     guarded = build_plan(fused(), GPU, options(guard=256)).arena
     spans = sorted((guarded.offsets[n], guarded.offsets[n] + s) for n, s in guarded.sizes.items())
-    for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+    for (_, end), (start, _) in pairwise(spans):
         assert end + 256 <= start
     assert spans[-1][1] + 256 <= guarded.total
 

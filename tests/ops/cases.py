@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hornito.graph.graph import CACHE, FLOAT, INT, Graph, Node, Weight
+from hornito.graph.graph import CACHE, FLOAT, INT, Attr, Graph, Node, Weight
 from hornito.graph.shapes import S, T
 
 
@@ -17,9 +17,15 @@ def _graph() -> Graph:
 
 
 def linear(
-    n: int, k: int, dtype: str = "fp32", *, bias: bool = False, residual: bool = False
+    n: int,
+    k: int,
+    dtype: str = "fp32",
+    *,
+    bias: bool = False,
+    residual: bool = False,
+    activation: str = "",
 ) -> Graph:
-    """`y = x @ w.T (+ bias) (+ residual)`."""
+    """`y = activation(x @ w.T (+ bias)) (+ residual)`."""
     graph = _graph()
     graph.add_input("x", FLOAT, (T, k))
     graph.add_weight("w", Weight((n, k), dtype, matrix=True))
@@ -27,7 +33,8 @@ def linear(
         graph.add_weight("b", Weight((n,), "fp32"))
     if residual:
         graph.add_input("r", FLOAT, (T, n))
-    graph.add("linear", "y", ["x", "w", "b" if bias else "", "r" if residual else ""])
+    attrs: dict[str, Attr] = {"activation": activation} if activation else {}
+    graph.add("linear", "y", ["x", "w", "b" if bias else "", "r" if residual else ""], attrs)
     return graph
 
 
@@ -62,12 +69,52 @@ def gated_activation(width: int, activation: str) -> Graph:
     return graph
 
 
-def rms_norm(width: int, *, eps: float = 1e-5, select: bool = False) -> Graph:
-    """`y = norm(x)`, of the selected rows with `select`."""
+def activation(width: int, name: str) -> Graph:
+    """`y = activation(x)`."""
+    graph = _graph()
+    graph.add_input("x", FLOAT, (T, width))
+    graph.add("activation", "y", ["x"], {"activation": name})
+    return graph
+
+
+def rms_norm(
+    width: int,
+    *,
+    eps: float = 1e-5,
+    select: bool = False,
+    heads: int = 1,
+    residual: bool = False,
+) -> Graph:
+    """`y = norm(x) (+ residual)`, of the selected rows with `select`; of each head alone."""
+    graph = _graph()
+    graph.add_input("x", FLOAT, (T, width))
+    graph.add_weight("w", Weight((width // heads,), "fp32"))
+    attrs: dict[str, Attr] = {"eps": eps}
+    if heads > 1:
+        attrs["heads"] = heads
+    inputs = ["x", "w", "selection" if select else ""]
+    if residual:
+        inputs.append(graph.add_input("r", FLOAT, (S if select else T, width)))
+    graph.add("rms_norm", "y", inputs, attrs)
+    return graph
+
+
+def layer_norm(width: int, *, eps: float = 1e-5, select: bool = False) -> Graph:
+    """`y = (x - mean) / deviation * w + b`, of the selected rows with `select`."""
     graph = _graph()
     graph.add_input("x", FLOAT, (T, width))
     graph.add_weight("w", Weight((width,), "fp32"))
-    graph.add("rms_norm", "y", ["x", "w", "selection" if select else ""], {"eps": eps})
+    graph.add_weight("b", Weight((width,), "fp32"))
+    graph.add("layer_norm", "y", ["x", "w", "selection" if select else "", "b"], {"eps": eps})
+    return graph
+
+
+def position_embedding(positions: int, width: int, dtype: str) -> Graph:
+    """`y = x + table[positions]`."""
+    graph = _graph()
+    graph.add_input("x", FLOAT, (T, width))
+    graph.add_weight("table", Weight((positions, width), dtype, matrix=True))
+    graph.add("position_embedding", "y", ["x", "positions", "table"])
     return graph
 
 
@@ -79,20 +126,32 @@ def select_rows(width: int) -> Graph:
     return graph
 
 
-def embedding(vocabulary: int, width: int, dtype: str) -> Graph:
-    """`y = table[ids]`."""
+def embedding(vocabulary: int, width: int, dtype: str, scale: float = 1.0) -> Graph:
+    """`y = table[ids] * scale`."""
     graph = _graph()
     graph.add_weight("table", Weight((vocabulary, width), dtype, matrix=True))
-    graph.add("embedding", "y", ["ids", "table"])
+    graph.add("embedding", "y", ["ids", "table"], {"scale": scale} if scale != 1.0 else {})
     return graph
 
 
-def rope(heads: int, head_dim: int, half_dim: int, scale: float = 1.0) -> Graph:
+def _frequencies(graph: Graph, half_dim: int, scale: float, original_max: int) -> dict[str, Attr]:
+    """Declare the table (two sets with `original_max`) and return the attributes of RoPE."""
+    shape = (2, half_dim) if original_max else (half_dim,)
+    graph.add_weight("inv_freq", Weight(shape, "fp32"))
+    attrs: dict[str, Attr] = {"scale": scale}
+    if original_max:
+        attrs["original_max"] = original_max
+    return attrs
+
+
+def rope(
+    heads: int, head_dim: int, half_dim: int, scale: float = 1.0, original_max: int = 0
+) -> Graph:
     """`y = x` turned."""
     graph = _graph()
     graph.add_input("x", FLOAT, (T, heads * head_dim))
-    graph.add_weight("inv_freq", Weight((half_dim,), "fp32"))
-    attrs = {"heads": heads, "head_dim": head_dim, "scale": scale}
+    attrs: dict[str, Attr] = {"heads": heads, "head_dim": head_dim}
+    attrs |= _frequencies(graph, half_dim, scale, original_max)
     graph.add("rope", "y", ["x", "positions", "inv_freq"], attrs)
     return graph
 
@@ -108,21 +167,33 @@ def kv_append(kv_heads: int, head_dim: int) -> Graph:
 
 
 def rope_append(
-    heads: int, kv_heads: int, head_dim: int, half_dim: int, scale: float = 1.0
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    half_dim: int,
+    scale: float = 1.0,
+    *,
+    norms: bool = False,
+    original_max: int = 0,
 ) -> Graph:
-    """The fused row `[q; k; v]` into `y` and the cache of layer 0."""
+    """The fused row `[q; k; v]` into `y` and the cache of layer 0; no RoPE with `half_dim` 0."""
     graph = _graph()
     graph.add_input("qkv", FLOAT, (T, (heads + 2 * kv_heads) * head_dim))
-    graph.add_weight("inv_freq", Weight((half_dim,), "fp32"))
-    attrs = {
+    attrs: dict[str, Attr] = {
         "layer": 0,
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
-        "scale": scale,
     }
-    inputs = ("qkv", "positions", "inv_freq")
-    graph.append(Node("rope_append", "turn", inputs, ("y", "cache"), attrs))
+    inputs = ["qkv", "", ""]
+    if half_dim:
+        attrs |= _frequencies(graph, half_dim, scale, original_max)
+        inputs = ["qkv", "positions", "inv_freq"]
+    if norms:
+        attrs["eps"] = 1e-5
+        for name in ("q_norm", "k_norm"):
+            inputs.append(graph.add_weight(name, Weight((head_dim,), "fp32")))
+    graph.append(Node("rope_append", "turn", tuple(inputs), ("y", "cache"), attrs))
     return graph
 
 
@@ -152,12 +223,12 @@ def attention(
     return graph
 
 
-def head(vocabulary: int, k: int, dtype: str = "fp32") -> Graph:
+def head(vocabulary: int, k: int, dtype: str = "fp32", softcap: float = 0.0) -> Graph:
     """`y` = logits of selected rows."""
     graph = _graph()
     graph.add_input("x", FLOAT, (S, k))
     graph.add_weight("table", Weight((vocabulary, k), dtype, matrix=True))
-    graph.add("head", "y", ["x", "table"])
+    graph.add("head", "y", ["x", "table"], {"softcap": softcap} if softcap else {})
     return graph
 
 

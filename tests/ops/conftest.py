@@ -12,9 +12,7 @@ from ops.harness import Bench
 
 
 @pytest.fixture(scope="session")
-def bench(
-    kernels: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Bench]:
+def bench(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A device that op tests share, pipelines and all."""
     patch = pytest.MonkeyPatch()
     patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))

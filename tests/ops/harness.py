@@ -19,7 +19,7 @@ from hornito.graph.reference import ReferenceState, evaluate
 from hornito.graph.shapes import S, T
 from hornito.ops import registry
 from hornito.ops.base import (
-    BLOCK_POSITIONS,
+    ROW_EMBEDDED,
     ROW_IGNORE_EOS,
     ROW_LIVE,
     Array,
@@ -36,11 +36,9 @@ from hornito.vk.caps import Caps
 from hornito.vk.device import Device
 from hornito.vk.memory import Buffer
 from hornito.vk.record import Recorder
+from ops.kv_pool import POISON, KvPool
 
 Words = npt.NDArray[np.uint32]
-
-POISON = 0x7FC17E5A
-"""A NaN as fp32, and in both halves as fp16."""
 
 GUARD = 1024
 """Poisoned bytes before and after every buffer."""
@@ -54,7 +52,8 @@ PLACEHOLDER = "placeholder"
 def poison(count: int) -> Words:
     """NaNs, as fp32 and in both halves as fp16, whose payload tells their place."""
     at = np.arange(count, dtype=np.uint32)
-    return (0x7FC0 | (at >> 8) & 0x3F) << 16 | 0x7E00 | at & 0xFF | 1
+    words = (0x7FC0 | (at >> 8) & 0x3F) << 16 | 0x7E00 | at & 0xFF | 1
+    return words.astype(np.uint32)
 
 
 def device_class(caps: Caps, name: str) -> Caps:
@@ -90,6 +89,7 @@ def rows_of(
     slots: Sequence[int] | None = None,
     inactive: Sequence[int] = (),
     ignore_eos: Sequence[int] = (),
+    embedded: Sequence[int] = (),
     limits: Sequence[int] | None = None,
     emitted: Sequence[int] | None = None,
 ) -> Words:
@@ -99,6 +99,8 @@ def rows_of(
     rows[:, 3] = 0
     for r, position in enumerate(positions):
         flags = ROW_LIVE | (ROW_IGNORE_EOS if r in ignore_eos else 0)
+        if r in embedded:
+            flags |= ROW_EMBEDDED
         if r in inactive:
             flags &= ~ROW_LIVE
         rows[r] = (
@@ -114,94 +116,6 @@ def rows_of(
     return rows
 
 
-class KvPool:
-    """KV blocks of one kind, scattered in memory, with a table per slot.
-
-    Everything is poison until `put` writes it, so a key that must not be seen shows as NaN. Table
-    entries without a block point at a block of poison.
-    """
-
-    def __init__(
-        self,
-        kv_heads: int,
-        head_dim: int,
-        *,
-        half: bool,
-        slots: int = 1,
-        table_blocks: int = 4,
-        layers: int = 2,
-        layer: int = 1,
-        owned: Sequence[int] | None = None,
-        seed: int = 5,
-    ) -> None:
-        """`owned` blocks per slot, from position 0; the node's layer is `layer` of `layers`."""
-        self.kv_heads, self.head_dim, self.half = kv_heads, head_dim, half
-        self.layers, self.layer = layers, layer
-        owned = owned if owned is not None else [table_blocks] * slots
-        count = 1 + sum(owned)
-        order = 1 + np.random.default_rng(seed).permutation(count - 1)
-        self.table = np.zeros((slots, table_blocks), np.int64)
-        at = 0
-        for slot, blocks in enumerate(owned):
-            self.table[slot, :blocks] = order[at : at + blocks]
-            at += blocks
-        shape = (count, layers, 2, kv_heads, BLOCK_POSITIONS, head_dim)
-        self.dtype = np.dtype(np.float16 if half else np.float32)
-        words = int(np.prod(shape)) * self.dtype.itemsize // 4
-        self.data = np.full(words, POISON, np.uint32).view(self.dtype).reshape(shape)
-
-    @property
-    def block_bytes(self) -> int:
-        return self.data[0].nbytes
-
-    def layout(self, table: Operand, layer: int = 0) -> KvLayout:
-        """Where the graph's layer lies; its layer 0 is `self.layer` of the pool."""
-        index = self.layer + layer
-        return KvLayout(0, index, self.kv_heads, self.head_dim, self.half, table)
-
-    def at(self, slot: int, position: int) -> tuple[int, int]:
-        """Block and position inside it; an unowned position is an error of the test."""
-        block = int(self.table[slot, position // BLOCK_POSITIONS])
-        assert block != 0, "the test writes a position that the slot does not own"
-        return block, position % BLOCK_POSITIONS
-
-    def put(self, slot: int, position: int, k: Array, v: Array) -> None:
-        """Store keys and values `[kv_heads, head_dim]` of one position."""
-        block, inside = self.at(slot, position)
-        self.data[block, self.layer, 0, :, inside] = to_half(k) if self.half else k
-        self.data[block, self.layer, 1, :, inside] = to_half(v) if self.half else v
-
-    def fill(self, slot: int, count: int, rng: np.random.Generator, scale: float = 1.0) -> None:
-        """Random keys and values at the positions before `count`."""
-        for position in range(count):
-            shape = (self.kv_heads, self.head_dim)
-            k = rng.standard_normal(shape) * scale
-            self.put(slot, position, k, rng.standard_normal(shape))
-
-    def state(self, slot: int, count: int) -> ReferenceState:
-        """The evaluator's state that holds the slot's first `count` positions as layer 0."""
-        state = ReferenceState()
-        cache = state.layer(0)
-        for position in range(count):
-            block, inside = self.at(slot, position)
-            cache.keys[position] = self.data[block, self.layer, 0, :, inside].astype(np.float64)
-            cache.values[position] = self.data[block, self.layer, 1, :, inside].astype(np.float64)
-        return state
-
-    def copy(self) -> KvPool:
-        twin = object.__new__(KvPool)
-        twin.__dict__.update(self.__dict__)
-        twin.data = self.data.copy()
-        return twin
-
-
-def to_half(values: Array) -> npt.NDArray[np.float16]:
-    """fp16, nearest even, with finite values saturated as the KV store does."""
-    values = np.asarray(values, np.float32)
-    finite = np.isfinite(values)
-    return np.where(finite, np.clip(values, -65504.0, 65504.0), values).astype(np.float16)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One call of a graph on the device.
@@ -215,7 +129,8 @@ class Call:
         device: see `device_class`.
         padding: whether rows past the live ones must stay as they were.
         slots: sequences that have token counts.
-        state: contents of buffers that only the `sample` tail has, by name.
+        state: contents of the plan's other buffers, by name (`embedded`; those of `sample`).
+        context: positions that the plan allows; the block table's by default.
         allow_nan: whether live results may hold NaN.
     """
 
@@ -227,13 +142,14 @@ class Call:
     live: int = -1
     selection: Sequence[int] = ()
     selected: int = 0
-    tail: Tail = Tail("none")
+    tail: Tail = field(default_factory=lambda: Tail("none"))
     kv: KvPool | None = None
     table_stride: int = 0
     next_ids: Sequence[int] = ()
     eos: Sequence[int] = ()
     slots: int = 1
     state: Mapping[str, Array] = field(default_factory=dict)
+    context: int = 0
     device: str = "software"
     padding: bool = True
     allow_nan: bool = False
@@ -268,7 +184,9 @@ class Call:
         for name, array in self.weights.items():
             half = self.graph.weights[name].dtype == "fp16"
             rounded[name] = array.astype(np.float16).astype(np.float32) if half else array
-        return evaluate(self.graph, inputs, rounded, state or ReferenceState(), keep=True)
+        state = state or ReferenceState()
+        state.context = self.context
+        return evaluate(self.graph, inputs, rounded, state, keep=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,6 +256,7 @@ def lower(call: Call, caps: Caps) -> Lowering:
         kv=kv,
         table_blocks=table_blocks,
         table_stride=call.table_stride or None,
+        context=call.context or None,
         weight_bytes=weight_sizes(call.graph),
         tail=call.tail,
         slots=call.slots,
@@ -371,6 +290,18 @@ class Bench:
         _check_writes(low, start, after, places)
         _check_rows(outcome, start)
         return outcome
+
+    def steps(self, call: Call, count: int) -> Outcome:
+        """Run the call `count` times in one submission, each on what the one before left."""
+        low = lower(call, self.device.caps)
+        image, places = _lay_out(call, low)
+        buffer = self._hold(image.nbytes)
+        recording = self._record(low, places, buffer, everywhere=call.barrier_everywhere)
+        self.device.upload([(buffer, 0, image)])
+        self.device.wait(self.device.submit([recording] * count), timeout_s=300)
+        after = np.frombuffer(self.device.download(buffer, 0, image.nbytes), np.uint32)
+        recording.free()
+        return Outcome(call, low, after, places, None)
 
     def _hold(self, size: int) -> Buffer:
         if self._buffer is None or self._buffer.size < size:
@@ -504,9 +435,7 @@ def _write_tables(
     image[start : start + 2 * table.size] = table.view(np.uint32).reshape(-1)
 
 
-def _pool_after(
-    call: Call, image: Words, places: Mapping[str, tuple[int, int]]
-) -> KvPool | None:
+def _pool_after(call: Call, image: Words, places: Mapping[str, tuple[int, int]]) -> KvPool | None:
     if call.kv is None:
         return None
     start, size = places["pool"]

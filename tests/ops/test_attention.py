@@ -8,7 +8,8 @@ import pytest
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import Array
 from ops import cases
-from ops.harness import Bench, Call, KvPool, Outcome, assert_close, rows_of
+from ops.harness import Bench, Call, Outcome, assert_close, rows_of
+from ops.kv_pool import KvPool
 
 pytestmark = pytest.mark.gpu
 
@@ -84,9 +85,7 @@ def check_batch(
     for slot, length in by_slot.items():
         pool.fill(slot, length, rng, score_scale)
     q = rng.standard_normal((len(lengths), kv_heads * group * head_dim)).astype(np.float32)
-    graph = cases.attention(
-        kv_heads * group, kv_heads, head_dim, window=window, softcap=softcap
-    )
+    graph = cases.attention(kv_heads * group, kv_heads, head_dim, window=window, softcap=softcap)
     call = Call(
         graph=graph,
         rows=rows_of(positions, slots=slots, inactive=inactive),
@@ -112,7 +111,10 @@ def check_batch(
 def single_row(call: Call, r: int) -> Call:
     """Row r of a batch, as a call of its own for the evaluator."""
     return Call(
-        graph=call.graph, rows=call.rows[r : r + 1], live=1, inputs={"q": call.inputs["q"][r : r + 1]}
+        graph=call.graph,
+        rows=call.rows[r : r + 1],
+        live=1,
+        inputs={"q": call.inputs["q"][r : r + 1]},
     )
 
 
@@ -143,9 +145,7 @@ def check_chunk(
     pool.fill(1, count, rng, score_scale)
     q = rng.standard_normal((live, kv_heads * group * head_dim)).astype(np.float32)
     call = Call(
-        graph=cases.attention(
-            kv_heads * group, kv_heads, head_dim, window=window, softcap=softcap
-        ),
+        graph=cases.attention(kv_heads * group, kv_heads, head_dim, window=window, softcap=softcap),
         rows=rows_of(range(start, count), slots=[1] * live, bucket=max(bucket, live, 2)),
         inputs={"q": q},
         kv=pool,
@@ -311,7 +311,7 @@ def test_chunk_of_one_row_equals_the_batch_path(bench: Bench, half: bool) -> Non
             kind=kind,
         )
         results.append(bench.run(call).value("y"))
-    assert np.array_equal(*results)
+    assert np.array_equal(results[0], results[1])
 
 
 def test_no_live_row(bench: Bench) -> None:

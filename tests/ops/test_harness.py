@@ -13,7 +13,8 @@ from hornito.graph.graph import Node
 from hornito.ops import add, kv_append
 from hornito.ops.base import Dispatch, Lowering
 from ops import cases
-from ops.harness import Bench, Call, KvPool, assert_close, rows_of
+from ops.harness import Bench, Call, assert_close, rows_of
+from ops.kv_pool import KvPool
 
 pytestmark = pytest.mark.gpu
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def head_call(
     positions = rows.pop("positions", range(10, 10 + live))
     return Call(
         graph=cases.head(vocabulary, width, dtype),
-        rows=rows_of(positions, bucket=max(bucket, live), **rows),  # type: ignore[arg-type]
+        rows=rows_of(positions, bucket=max(bucket, live), **rows),
         inputs={"x": np.eye(live, width, dtype=np.float32)},
         weights={"table": table},
         selection=range(live),
@@ -62,7 +63,8 @@ def record(outcome: Outcome, s: int, slot: int = 0) -> tuple[int, float, int, in
 def log_softmax(logits: Array) -> Array:
     logits = logits.astype(np.float64)
     top = logits.max(axis=-1, keepdims=True)
-    return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    result: Array = logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+    return result
 
 
 @pytest.mark.parametrize("device", ("software", "plain", "gpu"))
@@ -85,6 +87,36 @@ def test_logits(bench: Bench, device: str, dtype: str, live: int) -> None:
     magnitude = np.abs(x.astype(np.float64)) @ np.abs(table.astype(np.float64)).T
     bound = (4 * np.sqrt(72) + 8) * EPS * magnitude
     assert_close(bench.run(call).value("y"), call.expected()["y"], bound)
+
+
+@pytest.mark.parametrize("device", ("software", "plain", "gpu"))
+def test_softcap(bench: Bench, device: str) -> None:
+    """Logits far beyond the cap come to the cap, small ones stay; argmax and logprob see them."""
+    rng = np.random.default_rng(4)
+    for live in (1, 3, 17):
+        x = rng.standard_normal((live, 8)).astype(np.float32)
+        table = rng.standard_normal((1500, 8)).astype(np.float32) * np.float32(4.0)
+        table[7] *= 1e4
+        call = Call(
+            graph=cases.head(1500, 8, softcap=30.0),
+            rows=rows_of(range(live)),
+            inputs={"x": x},
+            weights={"table": table},
+            selection=range(live),
+            selected=1 << (live - 1).bit_length(),
+            tail=Tail("logits"),
+            device=device,
+        )
+        expected = call.expected()["y"]
+        assert np.abs(expected).max() <= 30.0
+        magnitude = np.abs(x.astype(np.float64)) @ np.abs(table.astype(np.float64)).T
+        bound = np.minimum((4 * np.sqrt(8) + 8) * EPS * magnitude, 1e-4) + 30 * 2e-6
+        found = bench.run(call).value("y")
+        assert_close(found, expected, bound)
+        given = [5] * live + [0] * (call.bucket_selected - live)
+        told = bench.run(replace(call, tail=Tail("logprob", RUN), next_ids=given))
+        exact = log_softmax(found)
+        assert_close(told.given_logprob[:live], exact[:, 5], 1e-5)
 
 
 SEAMS = tuple(

@@ -7,7 +7,8 @@ import pytest
 
 from hornito.ops.base import Array
 from ops import cases
-from ops.harness import Bench, Call, KvPool, Outcome, assert_close, rows_of, to_half
+from ops.harness import Bench, Call, Outcome, assert_close, rows_of
+from ops.kv_pool import KvPool, to_half
 
 pytestmark = pytest.mark.gpu
 
@@ -80,11 +81,9 @@ def half_grid() -> Array:
     every = np.arange(65536, dtype=np.uint16).view(np.float16).astype(np.float32)
     finite = np.unique(every[np.isfinite(every)])  # sorted; one zero
     ties = ((finite[:-1].astype(np.float64) + finite[1:]) / 2).astype(np.float32)
-    wide = np.array(
-        [65519.996, 65520.0, 65536.0, 1e6, 3.4e38, -65520.0, -1e9, 1e-8, -1e-8, 2.0**-25, -(2.0**-25)]
-        + [2.0**-25 * 1.0001, 1e-40, -1e-40, -0.0, np.inf, -np.inf, np.nan],
-        np.float32,
-    )
+    large = [65519.996, 65520.0, 65536.0, 1e6, 3.4e38, -65520.0, -1e9]
+    small = [1e-8, -1e-8, 2.0**-25, -(2.0**-25), 2.0**-25 * 1.0001, 1e-40, -1e-40, -0.0]
+    wide = np.array([*large, *small, np.inf, -np.inf, np.nan], np.float32)
     up = np.nextafter(ties, np.float32(np.inf))
     down = np.nextafter(ties, np.float32(-np.inf))
     values = np.concatenate([every, ties, up, down, wide]).astype(np.float32)
@@ -124,7 +123,9 @@ def test_fp16_stores_round_to_nearest_even_and_saturate(bench: Bench) -> None:
     assert np.isposinf(after.data).any() and np.isneginf(after.data).any()
 
 
-def check_cache(outcome: Outcome, before: KvPool, writes: list[tuple[int, int, Array, Array]]) -> None:
+def check_cache(
+    outcome: Outcome, before: KvPool, writes: list[tuple[int, int, Array, Array]]
+) -> None:
     """The pool is, byte for byte, what it was plus the given (slot, position, k, v)."""
     expected = before.copy()
     for slot, position, k, v in writes:
@@ -255,3 +256,108 @@ def test_rope_append_batch_and_inactive_rows(bench: Bench) -> None:
         block, inside = pool.at(slots[r], positions[r])
         assert_close(outcome.blocks.data[block, 1, 0, 0, inside], exact[r, 2], 1e-5)
         assert np.array_equal(outcome.blocks.data[block, 1, 1, 0, inside], qkv[r, 24:])
+
+
+@pytest.mark.parametrize("context", (64, 65))
+def test_two_sets_of_frequencies(bench: Bench, context: int) -> None:
+    """The long set from a context beyond `original_max` on, for every position; twins agree."""
+    rng = np.random.default_rng(context)
+    tables = np.stack([cases.frequencies(4), cases.frequencies(4, 500.0) / 7]).astype(np.float32)
+    qkv = rng.standard_normal((3, 4, 16)).astype(np.float32)
+    rows = rows_of(range(40, 43))
+    exact = exact_rotation(qkv, np.arange(40, 43), tables[int(context > 64)], 1.25)
+    plain = Call(
+        graph=cases.rope(4, 16, 4, 1.25, original_max=64),
+        rows=rows,
+        inputs={"x": qkv.reshape(3, -1)},
+        weights={"inv_freq": tables},
+        context=context,
+    )
+    assert_close(bench.run(plain).value("y"), exact.reshape(3, -1), 1e-5)
+    assert_close(plain.expected()["y"], exact.reshape(3, -1), 1e-12)
+    fused = Call(
+        graph=cases.rope_append(2, 1, 16, 4, 1.25, original_max=64),
+        rows=rows,
+        inputs={"qkv": qkv.reshape(3, -1)},
+        weights={"inv_freq": tables},
+        kv=KvPool(1, 16, half=False, table_blocks=2),
+        context=context,
+    )
+    assert_close(bench.run(fused).value("y"), exact[:, :2].reshape(3, -1), 1e-5)
+    assert_close(fused.expected()["y"], exact[:, :2].reshape(3, -1), 1e-12)
+
+
+@pytest.mark.parametrize("half", (False, True))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "half_dim"),
+    ((4, 2, 16, 8), (3, 1, 64, 32), (2, 1, 16, 6), (1, 1, 256, 128), (2, 2, 130, 0)),
+)
+def test_rope_append_with_norms(
+    bench: Bench, half: bool, heads: int, kv_heads: int, head_dim: int, half_dim: int
+) -> None:
+    """Norms of the heads of q and k, then RoPE (or none): bits of its twins, op by op."""
+    rng = np.random.default_rng(head_dim + half_dim)
+    start, live = 60, 9
+    split = rng.standard_normal((live, heads + 2 * kv_heads, head_dim)).astype(np.float32)
+    split *= rng.uniform(0.1, 30, (live, heads + 2 * kv_heads, 1)).astype(np.float32)
+    norms = rng.standard_normal((2, head_dim)).astype(np.float32)
+    inv_freq = cases.frequencies(max(half_dim, 1))
+    rows = rows_of(range(start, start + live), bucket=16, inactive=(4,))
+
+    def twin(part: Array, count: int, weight: Array) -> Array:
+        normed = Call(
+            graph=cases.rms_norm(count * head_dim, heads=count),
+            rows=rows_of(range(start, start + live), bucket=16),
+            inputs={"x": part.reshape(live, -1)},
+            weights={"w": weight},
+        )
+        y = bench.run(normed).value("y")
+        if half_dim:
+            turned = Call(
+                graph=cases.rope(count, head_dim, half_dim),
+                rows=normed.rows,
+                inputs={"x": y},
+                weights={"inv_freq": inv_freq},
+            )
+            y = bench.run(turned).value("y")
+        return y.reshape(live, count, head_dim)
+
+    pool = KvPool(kv_heads, head_dim, half=half, table_blocks=2)
+    weights = {"q_norm": norms[0], "k_norm": norms[1]}
+    if half_dim:
+        weights["inv_freq"] = inv_freq
+    call = Call(
+        graph=cases.rope_append(heads, kv_heads, head_dim, half_dim, norms=True),
+        rows=rows,
+        inputs={"qkv": split.reshape(live, -1)},
+        weights=weights,
+        kv=pool,
+    )
+    outcome = bench.run(call)
+    assert outcome.kernels == ["rope_append/norm_rotate_append." + ("kv16" if half else "kv32")]
+    q = twin(split[:, :heads], heads, norms[0])
+    k = twin(split[:, heads : heads + kv_heads], kv_heads, norms[1])
+    v = split[:, heads + kv_heads :]
+    active = [r for r in range(live) if r != 4]
+    assert np.array_equal(outcome.value("y").reshape(q.shape)[active], q[active])
+    assert np.isnan(outcome.value("y")[4]).all()
+    check_cache(outcome, pool, [(0, start + r, k[r], v[r]) for r in active])
+    expected = call.expected()["y"]
+    assert_close(outcome.value("y")[active], expected[active], 1e-5 + 4e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("half", (False, True))
+def test_rope_append_without_rope(bench: Bench, half: bool) -> None:
+    """GPT-2 and layers without positions: q, k and v as they are."""
+    rng = np.random.default_rng(1)
+    split = rng.standard_normal((5, 2 + 2 * 2, 12)).astype(np.float32)
+    pool = KvPool(2, 12, half=half, table_blocks=1)
+    call = Call(
+        graph=cases.rope_append(2, 2, 12, 0),
+        rows=rows_of(range(3, 8), bucket=8),
+        inputs={"qkv": split.reshape(5, -1)},
+        kv=pool,
+    )
+    outcome = bench.run(call)
+    assert np.array_equal(outcome.value("y"), split[:, :2].reshape(5, -1))
+    check_cache(outcome, pool, [(0, 3 + r, split[r, 2:4], split[r, 4:]) for r in range(5)])

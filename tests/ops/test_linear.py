@@ -35,7 +35,8 @@ def product_bound(x: Array, w: Array) -> Array:
     """
     k = x.shape[1]
     magnitude = np.abs(x.astype(np.float64)) @ np.abs(w.astype(np.float64)).T
-    return (4.0 * np.sqrt(k) + 8.0) * EPS * magnitude
+    bound: Array = (4.0 * np.sqrt(k) + 8.0) * EPS * magnitude
+    return bound
 
 
 def rounded(w: Array, dtype: str) -> Array:
@@ -102,9 +103,7 @@ def test_row_counts(bench: Bench, device: str, dtype: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", (1, 7, 36, 100))
-def test_width_that_is_no_multiple_of_eight(
-    bench: Bench, device: str, dtype: str, k: int
-) -> None:
+def test_width_that_is_no_multiple_of_eight(bench: Bench, device: str, dtype: str, k: int) -> None:
     for live, n in ((1, 13), (3, 66), (9, 7), (20, 70)):
         check_linear(bench, live, n, k, dtype, device)
 
@@ -157,9 +156,7 @@ def test_row_counts_around_half_the_width(bench: Bench, device: str, live: int) 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("k", (36, 64))
-def test_one_hot_rows_recover_every_weight(
-    bench: Bench, device: str, dtype: str, k: int
-) -> None:
+def test_one_hot_rows_recover_every_weight(bench: Bench, device: str, dtype: str, k: int) -> None:
     n = 21
     w = np.random.default_rng(1).standard_normal((n, k)).astype(np.float32)
     for live in (1, k):
@@ -230,6 +227,28 @@ def test_gated(bench: Bench, device: str, dtype: str, activation: str) -> None:
         bound = 1.13 * error[:, 0::2] * np.abs(up) + np.abs(gate) * error[:, 1::2]
         bound += 4e-6 * np.abs(before * up) + 1e-7 * np.abs(up)
         assert_close(outcome.value("y"), call.expected()["y"], bound)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("activation", ("silu", "gelu_tanh"))
+def test_activation_before_the_residual(bench: Bench, device: str, activation: str) -> None:
+    for live in (1, 5, 20):
+        rng = np.random.default_rng(live)
+        x, w = data(rng, live, 30, 40, 0.5)
+        bias = rng.standard_normal(30).astype(np.float32)
+        residual = rng.standard_normal((live, 30)).astype(np.float32) * 100
+        call = Call(
+            graph=cases.linear(30, 40, bias=True, residual=True, activation=activation),
+            rows=rows_of(range(live), bucket=bucket_of(live)),
+            inputs={"x": x, "r": residual},
+            weights={"w": w, "b": bias},
+            device=device,
+        )
+        expected = call.expected()["y"]
+        before = np.abs(x.astype(np.float64) @ w.T + bias)
+        bound = 1.13 * (product_bound(x, w) + 2 * EPS * before) + 4e-6 * before + 1e-7
+        bound += 2 * EPS * np.abs(expected)
+        assert_close(bench.run(call).value("y"), expected, bound)
 
 
 @pytest.mark.parametrize("device", DEVICES)

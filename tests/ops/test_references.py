@@ -1,5 +1,5 @@
-"""Every op's numpy reference against the ONNX reference evaluator, so that one misreading can't pass
-both. ONNX spells the same operations with other layouts and names."""
+"""Every op's numpy reference against the ONNX reference evaluator, so that one misreading can't
+pass both. ONNX spells the same operations with other layouts and names."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from onnx.reference import ReferenceEvaluator  # noqa: E402
 
 OPSET = 24
 COVERED: dict[str, str] = {
+    "activation": "Swish, Gelu",
     "add": "Add",
     "attention": "Attention",
     "embedding": "Gather",
@@ -27,7 +28,9 @@ COVERED: dict[str, str] = {
     "gated_linear": "MatMul, Swish, Gelu",
     "head": "MatMul",
     "kv_append": "Concat",
+    "layer_norm": "LayerNormalization",
     "linear": "Gemm",
+    "position_embedding": "Gather, Add",
     "rms_norm": "RMSNormalization",
     "rope": "RotaryEmbedding",
     "rope_append": "RotaryEmbedding, Concat",
@@ -43,13 +46,16 @@ def onnx_op(op: str, inputs: list[Array], **attributes: Any) -> Array:
         [node],
         op,
         [
-            helper.make_tensor_value_info(name, numpy_helper.from_array(array).data_type, array.shape)
+            helper.make_tensor_value_info(
+                name, numpy_helper.from_array(array).data_type, array.shape
+            )
             for name, array in zip(names, inputs, strict=True)
         ],
         [helper.make_tensor_value_info("y", TensorProto.UNDEFINED, None)],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)])
-    result: Array = ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True)))[0]
+    results: Any = ReferenceEvaluator(model).run(None, dict(zip(names, inputs, strict=True)))
+    result: Array = results[0]
     return result
 
 
@@ -114,6 +120,24 @@ def test_gated_activation(rng: np.random.Generator, activation: str) -> None:
 
 
 @pytest.mark.parametrize("activation", ("silu", "gelu_tanh"))
+def test_activation(rng: np.random.Generator, activation: str) -> None:
+    x = rng.standard_normal((4, 9)) * 3
+    found = run(cases.activation(9, activation), {"x": x})
+    np.testing.assert_allclose(found, onnx_activation(activation, x), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("activation", ("silu", "gelu_tanh"))
+def test_linear_with_activation(rng: np.random.Generator, activation: str) -> None:
+    """The activation comes before the residual."""
+    x, w, r = (rng.standard_normal(shape) for shape in ((3, 12), (5, 12), (3, 5)))
+    b = rng.standard_normal(5)
+    expected = onnx_activation(activation, onnx_op("Gemm", [x, w, b], transB=1)) + r
+    graph = cases.linear(5, 12, bias=True, residual=True, activation=activation)
+    found = run(graph, {"x": x, "r": r}, {"w": w, "b": b})
+    np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("activation", ("silu", "gelu_tanh"))
 @pytest.mark.parametrize("bias", (False, True))
 def test_gated_linear(rng: np.random.Generator, activation: str, bias: bool) -> None:
     x, gate, up = (rng.standard_normal(shape) for shape in ((3, 12), (5, 12), (5, 12)))
@@ -139,11 +163,41 @@ def test_rms_norm(rng: np.random.Generator, select: bool) -> None:
     np.testing.assert_allclose(found, expected, rtol=2e-6)
 
 
+def test_rms_norm_of_heads_with_a_residual(rng: np.random.Generator) -> None:
+    x, w, r = rng.standard_normal((4, 24)), rng.standard_normal(8), rng.standard_normal((4, 24))
+    normed = onnx_op("RMSNormalization", [x.reshape(4, 3, 8), w], axis=-1, epsilon=1e-3)
+    graph = cases.rms_norm(24, eps=1e-3, heads=3, residual=True)
+    found = run(graph, {"x": x, "r": r}, {"w": w})
+    np.testing.assert_allclose(found, normed.reshape(4, 24) + r, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("select", (False, True))
+def test_layer_norm(rng: np.random.Generator, select: bool) -> None:
+    x, w, b = rng.standard_normal((4, 24)) + 5, rng.standard_normal(24), rng.standard_normal(24)
+    selection = np.array([3, 1, 1])
+    rows = onnx_op("Gather", [x, selection], axis=0) if select else x
+    expected = onnx_op("LayerNormalization", [rows, w, b], axis=-1, epsilon=1e-3)
+    graph = cases.layer_norm(24, eps=1e-3, select=select)
+    found = run(graph, {"x": x, "selection": selection}, {"w": w, "b": b})
+    np.testing.assert_allclose(found, expected, rtol=2e-6, atol=1e-6)
+
+
+def test_position_embedding(rng: np.random.Generator) -> None:
+    x, table, positions = rng.standard_normal((3, 8)), rng.standard_normal((20, 8)), [19, 0, 7]
+    added = onnx_op("Gather", [table, np.array(positions)], axis=0)
+    graph = cases.position_embedding(20, 8, "fp32")
+    found = run(graph, {"x": x}, {"table": table}, positions=np.array(positions))
+    assert np.array_equal(found, onnx_op("Add", [x, added]))
+
+
 def test_embedding_and_selection(rng: np.random.Generator) -> None:
     table, ids = rng.standard_normal((70000, 3)), np.array([0, 65505, 69999, 2])
     expected = onnx_op("Gather", [table, ids], axis=0)
     found = run(cases.embedding(70000, 3, "fp32"), {"ids": ids}, {"table": table})
     assert np.array_equal(found, expected)
+    scale = np.float32(40.0**0.5)
+    found = run(cases.embedding(70000, 3, "fp32", float(scale)), {"ids": ids}, {"table": table})
+    assert np.array_equal(found, onnx_op("Mul", [expected, np.array(scale, np.float64)]))
     selection = np.array([2, 0])
     found = run(cases.select_rows(3), {"x": table[:5], "selection": selection})
     assert np.array_equal(found, onnx_op("Gather", [table[:5], selection], axis=0))
@@ -157,7 +211,8 @@ def onnx_rope(x: Array, positions: Array, inv_freq: Array, scale: float) -> Arra
     inputs = [x.swapaxes(0, 1)[None], cos, sin, positions[None]]
     rotary = 2 * len(inv_freq)
     attributes = {"rotary_embedding_dim": rotary} if rotary < x.shape[-1] else {}
-    return onnx_op("RotaryEmbedding", inputs, interleaved=0, **attributes)[0].swapaxes(0, 1)
+    turned: Array = onnx_op("RotaryEmbedding", inputs, interleaved=0, **attributes)[0]
+    return turned.swapaxes(0, 1)
 
 
 ROPES = ((3, 16, 8, 1.0), (2, 16, 6, 1.341641), (1, 8, 1, 1.0))
@@ -207,6 +262,35 @@ def test_rope_append(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(found.reshape(3, heads, head_dim), turned[:, :heads], atol=1e-12)
     np.testing.assert_allclose(cached(state, "keys", 3), turned[:, heads:], atol=1e-12)
     assert np.array_equal(cached(state, "values", 3), qkv[:, heads + kv_heads :])
+
+
+def test_rope_append_with_norms(rng: np.random.Generator) -> None:
+    """Each head of q and k is normed by its weight before it turns; values are left alone."""
+    heads, kv_heads, head_dim = 3, 1, 8
+    qkv = rng.standard_normal((2, heads + 2 * kv_heads, head_dim)) * 4
+    norms = rng.standard_normal((2, head_dim))
+    inv_freq = cases.frequencies(4)
+    state, positions = ReferenceState(), np.arange(2)
+    found = run(
+        cases.rope_append(heads, kv_heads, head_dim, 4, norms=True),
+        {"qkv": qkv.reshape(2, -1)},
+        {"inv_freq": inv_freq, "q_norm": norms[0], "k_norm": norms[1]},
+        state,
+        positions,
+    )
+    parts = (qkv[:, :heads], qkv[:, heads : heads + kv_heads])
+    q, k = (
+        onnx_rope(
+            onnx_op("RMSNormalization", [part.copy(), w], axis=-1, epsilon=1e-5),
+            positions,
+            inv_freq,
+            1.0,
+        )
+        for part, w in zip(parts, norms, strict=True)
+    )
+    np.testing.assert_allclose(found.reshape(2, heads, head_dim), q, rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(cached(state, "keys", 2), k, rtol=2e-6, atol=1e-6)
+    assert np.array_equal(cached(state, "values", 2), qkv[:, heads + kv_heads :])
 
 
 @pytest.mark.parametrize(("window", "softcap"), ((0, 0.0), (1, 0.0), (3, 0.0), (0, 2.0), (5, 2.0)))
@@ -259,3 +343,6 @@ def test_head(rng: np.random.Generator) -> None:
     x, table = rng.standard_normal((2, 12)), rng.standard_normal((40, 12))
     expected = onnx_op("MatMul", [x, table.T])
     np.testing.assert_allclose(run(cases.head(40, 12), {"x": x}, {"table": table}), expected)
+    capped = onnx_op("Tanh", [expected / 2.5]) * 2.5
+    found = run(cases.head(40, 12, softcap=2.5), {"x": x}, {"table": table})
+    np.testing.assert_allclose(found, capped, rtol=1e-12)

@@ -12,7 +12,8 @@ from hornito.graph.graph import Graph
 from hornito.graph.passes import ORDER, run_passes
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import Array, Tail
-from ops.harness import Bench, Call, KvPool, Outcome, assert_close, rows_of
+from ops.harness import Bench, Call, Outcome, assert_close, rows_of
+from ops.kv_pool import KvPool
 
 pytestmark = pytest.mark.gpu
 

@@ -14,7 +14,8 @@ from hornito.ops.kernels import kernel_names, load_spirv
 from hornito.vk import api
 from hornito.vk.caps import Caps
 from ops import cases
-from ops.harness import Call, KvPool, lower, rows_of
+from ops.harness import Call, lower, rows_of
+from ops.kv_pool import KvPool
 from ops.spirv import Member, parse
 
 pytestmark = pytest.mark.usefixtures("kernels")
@@ -46,8 +47,11 @@ def calls() -> Iterator[Call]:
                 yield Call(graph=cases.linear(24, 16, dtype), rows=records, device=device)
                 yield Call(graph=cases.gated_linear(24, 16, dtype), rows=records, device=device)
         yield Call(graph=cases.embedding(10, 8, dtype), rows=rows_of([0]))
+        yield Call(graph=cases.position_embedding(64, 8, dtype), rows=rows_of([0]))
     for graph in (
         cases.add(8),
+        cases.activation(8, "silu"),
+        cases.layer_norm(8),
         cases.gated_activation(8, "silu"),
         cases.rms_norm(8),
         cases.rope(1, 8, 4),
@@ -57,11 +61,15 @@ def calls() -> Iterator[Call]:
         yield Call(graph=select, rows=rows_of([0]), selection=(0,))
     for half in (False, True):
         pool = KvPool(1, 8, half=half)
-        for graph in (cases.kv_append(1, 8), cases.rope_append(2, 1, 8, 4)):
+        for graph in (
+            cases.kv_append(1, 8),
+            cases.rope_append(2, 1, 8, 4),
+            cases.rope_append(2, 1, 8, 4, norms=True),
+        ):
             yield Call(graph=graph, rows=rows_of([0]), kv=pool)
         for rows in (1, 16):
             yield Call(graph=cases.attention(2, 1, 8), rows=rows_of(range(rows)), kv=pool)
-    for tail in ("argmax", "logits", "logprob"):
+    for tail in ("argmax", "sample", "logits", "logprob"):
         call = Call(graph=cases.head(2000, 8), rows=rows_of([0]), selection=(0,), tail=Tail(tail))
         yield call
 
@@ -134,7 +142,7 @@ def test_parser_reads_a_known_kernel() -> None:
     """The parser itself, against what the source of gemv says."""
     module = parse(load_spirv("linear/gemv.gated_f16"))
     assert module.local_size == (128, 1, 1)
-    assert {0, 1, 2, 3, 4, 5} >= module.spec_ids >= {0, 3, 4, 5}
+    assert {0, 1, 2, 3, 4, 5, 6} >= module.spec_ids >= {0, 3, 4, 5}
     assert module.push[0] == Member("x", "u64", 0)
     assert module.push[-1].kind == "u32"
     assert module.shared_bytes % 128 == 0 and module.shared_bytes > 0

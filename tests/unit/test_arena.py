@@ -33,7 +33,7 @@ def check(ranges: list[LiveRange], layout: Layout, alignment: int, guard: int) -
         assert start >= 0 and start % alignment == 0
         assert start + r.size + guard <= layout.total
     for a, b in combinations(ranges, 2):
-        if a.first <= b.last and b.first <= a.last or guard:
+        if (a.first <= b.last and b.first <= a.last) or guard:
             low, high = sorted((a, b), key=lambda r: layout.offsets[r.name])
             assert layout.offsets[low.name] + low.size + guard <= layout.offsets[high.name]
 
