@@ -27,6 +27,7 @@ from hornito.vk.device import Device, open_device
 if TYPE_CHECKING:
     from hornito.text.template import ChatTemplate
     from hornito.text.tokenizer import Tokenizer
+    from hornito.vk.timing import SubmissionTimer
 
 __all__ = ["LLM", "Chunk", "Generation", "Score", "Session", "Timings", "load"]
 
@@ -488,6 +489,18 @@ class LLM:
         """The device in one line; a software device says so."""
         info = self._device.info
         return f"{info.name} ({info.kind}), {info.driver_name} {info.driver_info}".strip()
+
+    def time_gpu(self) -> SubmissionTimer | None:
+        """Measure GPU time from now on (`.seconds()`); None where the device has no timestamps."""
+        return self._device.time_submissions()
+
+    @property
+    def feature_line(self) -> str:
+        """The device's optional features that Hornito has switched on, after quirks."""
+        caps = self._device.caps
+        names = ", ".join(caps.features()) or "none"
+        quirks = f"; quirks: {', '.join(sorted(caps.quirks))}" if caps.quirks else ""
+        return f"subgroups of {caps.subgroup_size}, {names}{quirks}"
 
     def plan_summary(self) -> str:
         """Where the work and the memory go, in a few lines."""

@@ -25,6 +25,7 @@ class FakeLLM:
     has_tokenizer: bool = True
     has_chat_template: bool = True
     device_line: str = "test device"
+    feature_line: str = "float16"
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     closed: bool = False
 
@@ -33,6 +34,9 @@ class FakeLLM:
 
     def __exit__(self, *_: object) -> None:
         self.closed = True
+
+    def time_gpu(self) -> SimpleNamespace:
+        return SimpleNamespace(seconds=lambda: 0.6)
 
     def plan_summary(self) -> str:
         return "plan: 14 dispatches a layer"
@@ -139,8 +143,10 @@ def test_stats_go_to_stderr(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) ->
     assert captured.out == " Paris.\n"
     assert captured.err.splitlines() == [
         "device: test device",
+        "features: float16",
         "prompt: 31 tokens in 0.50 s, 62.0 tok/s",
         "decode: 2 tokens in 0.25 s, 8.0 tok/s (finish: eos)",
+        "device busy: 0.60 of 0.75 s (80%), by the device's timestamps",
         "plan: 14 dispatches a layer",
     ]
 

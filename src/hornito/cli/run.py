@@ -128,6 +128,7 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 def _answer(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) -> int:
     """Streams one answer, then prints what was asked for."""
+    timer = llm.time_gpu() if arguments.stats else None
     chunks = _chunks(arguments, llm, prompt)
     stopping: list[bool] = []
 
@@ -162,16 +163,30 @@ def _answer(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) ->
             print(",".join(map(str, ids)))
     sys.stdout.flush()
     if arguments.stats and last.timings is not None:
-        timings = last.timings
-        lines = [
-            f"device: {llm.device_line}",
-            f"prompt: {rate(timings.prompt_tokens, timings.prompt_seconds)}",
-            f"decode: {rate(timings.decode_tokens, timings.decode_seconds)}"
-            f" (finish: {last.finish_reason})",
-            llm.plan_summary(),
-        ]
-        print("\n".join(lines), file=sys.stderr, flush=True)
+        gpu_seconds = timer.seconds() if timer is not None else None
+        print("\n".join(_statistics(llm, last, gpu_seconds)), file=sys.stderr, flush=True)
     return INTERRUPTED if stopping else 0
+
+
+def _statistics(llm: LLM, last: Chunk, gpu_seconds: float | None) -> list[str]:
+    """What ran where, and how fast."""
+    timings = last.timings
+    assert timings is not None
+    wall = timings.prompt_seconds + timings.decode_seconds
+    if gpu_seconds is None:
+        share = "not known: the device has no timestamps"
+    else:
+        part = f" ({min(gpu_seconds / wall, 1):.0%})" if wall > 0 else ""
+        share = f"{gpu_seconds:.2f} of {wall:.2f} s{part}, by the device's timestamps"
+    return [
+        f"device: {llm.device_line}",
+        f"features: {llm.feature_line}",
+        f"prompt: {rate(timings.prompt_tokens, timings.prompt_seconds)}",
+        f"decode: {rate(timings.decode_tokens, timings.decode_seconds)}"
+        f" (finish: {last.finish_reason})",
+        f"device busy: {share}",
+        llm.plan_summary(),
+    ]
 
 
 def _chunks(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) -> Iterator[Chunk]:

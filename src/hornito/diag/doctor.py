@@ -22,6 +22,7 @@ from hornito.diag.environment import (
     versions,
 )
 from hornito.errors import HornitoError, NoDeviceError
+from hornito.vk.caps import Caps
 
 RUNS = 100
 
@@ -171,7 +172,7 @@ def _opened(report: DeviceReport) -> DeviceReport:
     return replace(report, dispatch="; ".join(lines), problem=problem)
 
 
-def describe_caps(caps: Any) -> tuple[dict[str, int | str], list[str], list[str]]:
+def describe_caps(caps: Caps) -> tuple[dict[str, int | str], list[str], list[str]]:
     """(limits, optional features that are there, those that are not) of a `Caps`."""
     low, high = caps.subgroup_min, caps.subgroup_max
     limits: dict[str, int | str] = {
@@ -182,20 +183,8 @@ def describe_caps(caps: Any) -> tuple[dict[str, int | str], list[str], list[str]
         "subgroup_size": caps.subgroup_size if low == high else f"{low} to {high}",
         "timestamp_period_ns": f"{caps.timestamp_period_ns:g}" if caps.timestamp_bits else "none",
     }
-    offered = {
-        "float16": caps.has_float16,
-        "storage16": caps.has_storage16,
-        "int8": caps.has_int8,
-        "int64": caps.has_int64,
-        "dot_product": caps.has_dot_product,
-        "subgroup_arithmetic": "arithmetic" in caps.subgroup_ops,
-        "subgroup_size_control": caps.has_subgroup_size_control,
-        "cooperative_matrix": bool(caps.coopmat),
-        "memory_budget": caps.has_memory_budget,
-        "timestamps": caps.timestamp_bits > 0,
-    }
-    present = [name for name, there in offered.items() if there]
-    return limits, present, [name for name in offered if name not in present]
+    missing = [name for name, there in caps.optional_features().items() if not there]
+    return limits, caps.features(), missing
 
 
 # -- the verdict ------------------------------------------------------------------------------

@@ -112,6 +112,25 @@ class Caps:
     unified_memory: bool
     quirks: frozenset[str] = frozenset()
 
+    def optional_features(self) -> dict[str, bool]:
+        """Optional features by name, and whether they are there."""
+        return {
+            "float16": self.has_float16,
+            "storage16": self.has_storage16,
+            "int8": self.has_int8,
+            "int64": self.has_int64,
+            "dot_product": self.has_dot_product,
+            "subgroup_arithmetic": "arithmetic" in self.subgroup_ops,
+            "subgroup_size_control": self.has_subgroup_size_control,
+            "cooperative_matrix": bool(self.coopmat),
+            "memory_budget": self.has_memory_budget,
+            "timestamps": self.timestamp_bits > 0,
+        }
+
+    def features(self) -> list[str]:
+        """Names of the optional features that are there."""
+        return [name for name, there in self.optional_features().items() if there]
+
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Caps:
         """Build the record from Vulkan member names.

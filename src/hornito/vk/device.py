@@ -36,6 +36,7 @@ from hornito.vk.probe import DeviceInfo, Probe, enabled_features, probe
 from hornito.vk.quirks import apply_quirks, quirks_for
 from hornito.vk.record import Recorder
 from hornito.vk.select import choose_device, device_rank
+from hornito.vk.timing import SubmissionTimer
 
 __all__ = ["Arena", "Buffer", "Device", "DeviceInfo", "list_devices", "open_device"]
 
@@ -147,6 +148,7 @@ class Device:
         self._closed = False
         self._lost = False
         self._injected = 0
+        self._timer: SubmissionTimer | None = None
         self._lock = threading.Lock()
         self._buffers: dict[int, Buffer] = {}
         self._recorders: dict[int, Recorder] = {}
@@ -424,6 +426,8 @@ class Device:
         The same recording may appear several times and may still be running from before.
         """
         self._enter()
+        if self._timer is not None:
+            recordings = self._timer.around(recordings)
         for recorder in recordings:
             if not recorder.ended or recorder.freed:
                 raise SessionError(f"recording {recorder.label!r} is not ended, or was freed")
@@ -501,6 +505,12 @@ class Device:
         """Wait for a ticket (default: all work); nothing to do on a lost or closed device."""
         if not self._lost and not self._closed:
             self.wait(self._ticket if ticket is None else ticket)
+
+    def time_submissions(self) -> SubmissionTimer | None:
+        """Measure the GPU time of all submissions from now on; None without timestamps."""
+        if self._timer is None and self.caps.timestamp_bits:
+            self._timer = SubmissionTimer(self)
+        return self._timer
 
     def read_timestamps(self, recorder: Recorder) -> list[int]:
         """Nanoseconds of each timestamp of a recording's last run, counted from an arbitrary start.

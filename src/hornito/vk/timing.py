@@ -1,0 +1,66 @@
+"""GPU time of whole submissions, by the device's own clock."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hornito.vk.record import Recorder
+
+if TYPE_CHECKING:
+    from hornito.vk.device import Device
+
+
+class SubmissionTimer:
+    """Puts a timestamp before and after every submission; made by `Device.time_submissions`.
+
+    Both are written when all work before them is done, so time in which the device had nothing to
+    do does not count, and work that waits behind other work is not counted twice.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._free: list[tuple[Recorder, Recorder]] = []
+        self._running: list[tuple[Recorder, Recorder]] = []
+        self._nanoseconds = 0
+        self.submissions = 0
+
+    def around(self, recordings: Sequence[Recorder]) -> list[Recorder]:
+        """The recordings between two timestamps."""
+        with self._lock:
+            if len(self._running) >= 64:
+                self._collect(self._device.completed())
+            first, last = self._free.pop() if self._free else (self._stamp(), self._stamp())
+            self._running.append((first, last))
+            self.submissions += 1
+        return [first, *recordings, last]
+
+    def seconds(self) -> float:
+        """GPU time of every submission since the timer was made; waits for the last one."""
+        with self._lock:
+            self._collect(None)
+            return self._nanoseconds / 1e9
+
+    def _stamp(self) -> Recorder:
+        recorder = self._device.command_buffer("timer")
+        recorder.timestamp(0)
+        recorder.end()
+        return recorder
+
+    def _collect(self, done: int | None) -> None:
+        """Read the submissions up to ticket `done`, or all of them."""
+        device = self._device
+        left = []
+        for first, last in self._running:
+            if last.last_ticket == 0 or (done is not None and last.last_ticket > done):
+                left.append((first, last))
+                continue
+            begin, end = device.read_timestamps(first)[0], device.read_timestamps(last)[0]
+            if end < begin:  # the counter wrapped in between
+                wrap = (1 << device.caps.timestamp_bits) * device.caps.timestamp_period_ns
+                end += round(wrap)
+            self._nanoseconds += end - begin
+            self._free.append((first, last))
+        self._running = left
