@@ -167,6 +167,6 @@ def _emit_draw(node: Node, low: Lowering, b: _Buffers, vocabulary: int) -> None:
             *(low.row_records, low.selection, *found, low.sampling),
             *(low.counts, low.eos, low.call),
         ),
-        writes=(low.counts, low.records, low.top, *((low.row_records,) if update else ())),
+        writes=(b.cut, low.counts, low.records, low.top, *((low.row_records,) if update else ())),
         spec={1: int(update)},
     )

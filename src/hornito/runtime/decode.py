@@ -6,15 +6,17 @@ reads. The host submits one run of steps ahead, reads the records of the run bef
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 from hornito.errors import SessionError, UsageError
 from hornito.ops.base import ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import RING
-from hornito.runtime.engine import Engine, RowUpdate
+from hornito.runtime.engine import Engine, Record, RowUpdate
+from hornito.runtime.sampler import Sampler, SamplingParams, sampling_updates
 from hornito.runtime.session import Session, row_bytes, words
 
 Steps = list[list[int]]
+Records = list[list[Record]]
 
 
 def decode(
@@ -23,23 +25,44 @@ def decode(
     *,
     ignore_eos: bool = False,
     steps: int = 8,
+    samplers: Sequence[Sampler | None] = (),
 ) -> Iterator[Steps]:
-    """Greedy continuation of sessions that share an engine.
+    """Continuation of sessions that share an engine, as tokens; see `decode_records`."""
+    runs = decode_records(sessions, counts, ignore_eos=ignore_eos, steps=steps, samplers=samplers)
+    try:
+        for records in runs:
+            yield [[record.token for record in row] for row in records]
+    finally:
+        runs.close()
+
+
+def decode_records(
+    sessions: Sequence[Session],
+    counts: Sequence[int],
+    *,
+    ignore_eos: bool = False,
+    steps: int = 8,
+    samplers: Sequence[Sampler | None] = (),
+) -> Generator[Records, None, None]:
+    """Continuation of sessions that share an engine.
 
     Args:
         sessions: each with a pending token, which is evaluated first.
         counts: new tokens wanted of each; fewer come at an end token or the context's end.
         ignore_eos: go on past end tokens.
         steps: steps of one submission.
+        samplers: how each session's tokens are chosen; None for the most likely ones. Sessions of
+            one run may differ in this.
 
     Yields:
-        per submission, the new tokens of each session. Tokens that have been yielded are in the
-        session: all but the newest evaluated, the newest pending.
+        per submission, the new tokens of each session, with their log-probabilities. Tokens that
+        have been yielded are in the session: all but the newest evaluated, the newest pending.
 
     Raises:
         SessionError: a session has no pending token, or they are of different engines.
+        UsageError: a count, the steps or a sampler does not fit.
     """
-    run = _Run(sessions, counts, ignore_eos, steps)
+    run = _Run(sessions, counts, ignore_eos, steps, samplers)
     try:
         yield from run.steps()
     finally:
@@ -48,7 +71,12 @@ def decode(
 
 class _Run:
     def __init__(
-        self, sessions: Sequence[Session], counts: Sequence[int], ignore_eos: bool, steps: int
+        self,
+        sessions: Sequence[Session],
+        counts: Sequence[int],
+        ignore_eos: bool,
+        steps: int,
+        samplers: Sequence[Sampler | None],
     ) -> None:
         self.engine = _one_engine(sessions)
         if len(counts) != len(sessions):
@@ -61,6 +89,8 @@ class _Run:
         )
         if not self.rows:
             raise UsageError(f"{len(sessions)} sessions exceed the largest batch bucket")
+        self.samplers = _samplers(samplers, len(sessions), self.engine.vocabulary)
+        self.sampled = any(not sampler.params.plain for sampler in self.samplers)
         self.per_run = steps
         self.flags = ROW_LIVE | (ROW_IGNORE_EOS if ignore_eos else 0)
         self.ends = frozenset(() if ignore_eos else self.engine.eos_ids)
@@ -72,9 +102,9 @@ class _Run:
         self.over = [limit <= s.position for s, limit in zip(sessions, self.limits, strict=True)]
         self.owns_rows = False
         self.in_flight: list[tuple[int, int]] = []  # (ticket, steps)
-        self.arrived: list[Steps] = []  # read from the device, not yielded yet
+        self.arrived: list[Records] = []  # read from the device, not yielded yet
 
-    def steps(self) -> Iterator[Steps]:
+    def steps(self) -> Iterator[Records]:
         while True:
             while len(self.in_flight) < 2 and not self.arrived and self._left() > 0:
                 self._submit()
@@ -82,10 +112,10 @@ class _Run:
                 return
             if not self.arrived:
                 self._receive()
-            tokens = self.arrived.pop(0)
-            self._accept(tokens)
-            if any(tokens):
-                yield tokens
+            records = self.arrived.pop(0)
+            self._accept(records)
+            if any(records):
+                yield records
 
     def _left(self) -> int:
         """Steps that have not been submitted yet for the session that wants most."""
@@ -106,12 +136,15 @@ class _Run:
                 ("batch.rows", 0, row_bytes(records, self.rows)),
                 ("batch.call", 0, words(n, n, 0, 0)),
             ]
+            if self.sampled:
+                updates += self._sampling()
         for i, session in enumerate(self.sessions):
             if not self.over[i]:
                 self.submitted[i] = min(self.submitted[i] + count, self.limits[i])
                 session.reserve(self.submitted[i])
         step = engine.recording("batch", self.rows, "body")
-        step = step + engine.recording("batch", self.rows, "argmax")
+        tail = "sample" if self.sampled else "argmax"
+        step = step + engine.recording("batch", self.rows, tail)
         self.in_flight.append((engine.submit(updates, step * count), count))
 
     def _row(self, index: int) -> RowUpdate:
@@ -127,15 +160,26 @@ class _Run:
             self.engine.emitted("batch", index),
         )
 
+    def _sampling(self) -> list[tuple[str, int, bytes]]:
+        """Parameters and token counts of every row."""
+        updates = []
+        for i, (session, sampler) in enumerate(zip(self.sessions, self.samplers, strict=True)):
+            counted = None
+            if sampler.params.penalised:
+                ids, pending = session.ids, session.pending
+                counted = (session.slot, sampler.counts(ids, pending, self.engine.vocabulary))
+            updates += sampling_updates("batch", i, sampler, counted)
+        return updates
+
     def _receive(self) -> None:
         """Wait for the oldest run in flight and read its tokens."""
         ticket, count = self.in_flight.pop(0)
         self.engine.wait(ticket)
-        records = self.engine.take_records("batch", len(self.sessions), count)
-        new = [[token for token, _ in row] for row in records]
-        for i, tokens in enumerate(new):
-            self.over[i] = self.over[i] or len(tokens) < count or tokens[-1] in self.ends
-        self.arrived.append(new)
+        tops = [sampler.params.logprobs or 0 for sampler in self.samplers]
+        records = self.engine.take_records("batch", len(self.sessions), count, tops)
+        for i, row in enumerate(records):
+            self.over[i] = self.over[i] or len(row) < count or row[-1].token in self.ends
+        self.arrived.append(records)
 
     def _release(self) -> None:
         """Another call wants the row records: finish what is in flight, keep it for later."""
@@ -143,10 +187,10 @@ class _Run:
         while self.in_flight:
             self._receive()
 
-    def _accept(self, tokens: Steps) -> None:
+    def _accept(self, records: Records) -> None:
         self._check_sessions()
-        for i, (session, new) in enumerate(zip(self.sessions, tokens, strict=True)):
-            session.accept(new)
+        for i, (session, row) in enumerate(zip(self.sessions, records, strict=True)):
+            session.accept([record.token for record in row])
             self.position[i] = session.position
 
     def _check_sessions(self) -> None:
@@ -176,3 +220,14 @@ def _one_engine(sessions: Sequence[Session]) -> Engine:
     if len({s.slot for s in sessions}) != len(sessions):
         raise SessionError("a session can't be in a batch twice")
     return next(iter(engines.values()))
+
+
+def _samplers(given: Sequence[Sampler | None], count: int, vocabulary: int) -> list[Sampler]:
+    """One for every session; greedy where none was given."""
+    if given and len(given) != count:
+        raise UsageError(f"{len(given)} samplers for {count} sessions")
+    greedy = Sampler(SamplingParams(), 0, 0)
+    found = [sampler or greedy for sampler in given or [None] * count]
+    for sampler in found:
+        sampler.params.check_vocabulary(vocabulary)
+    return found

@@ -12,14 +12,21 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import DeviceMemoryError, HornitoError, SessionError
 from hornito.graph.graph import Graph
-from hornito.ops.base import BLOCK_POSITIONS, ROW_BYTES, Operand
+from hornito.ops.base import (
+    BLOCK_POSITIONS,
+    MOST_BIASES,
+    MOST_TOP,
+    ROW_BYTES,
+    SAMPLING_BYTES,
+    Operand,
+)
 from hornito.ops.head import RECORD_BYTES
 from hornito.plan.plan import RING, Plan, PlanOptions, build_plan
 from hornito.plan.recording import Pipelines, record
@@ -64,6 +71,18 @@ class Counters:
 
     evaluated_tokens: int = 0
     copied_bytes: int = 0
+
+
+class Record(NamedTuple):
+    """What a step says of its row: the next token, its log-probability, and the most likely ones.
+
+    `top` is empty unless the sampling parameters ask for it. All are of the model's own
+    distribution, before bias, penalties, temperature and filters.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +231,7 @@ class Engine:
             base = self._activations.address("arena") + self.plan.arena.offsets[name]
         elif name in self.plan.weight_bytes:
             base = self._weights.address(name)
-        elif name in ("tables", "eos"):
+        elif name in ("tables", "eos", "counts"):
             base = self._state.address(name)
         elif f"{kind}.{name}" in self._state:
             base = self._state.address(f"{kind}.{name}")
@@ -299,28 +318,36 @@ class Engine:
         """Block until a submission has completed."""
         self.device.wait(ticket)
 
-    def take_records(self, kind: str, rows: int, count: int) -> list[list[tuple[int, float]]]:
-        """Tokens and log-probabilities that each of the first `rows` rows emitted in `count` steps.
+    def take_records(
+        self, kind: str, rows: int, count: int, tops: Sequence[int] = ()
+    ) -> list[list[Record]]:
+        """What each of the first `rows` rows emitted in `count` steps.
 
         A row that stopped has fewer than `count`. Sequence numbers are used up either way: they
         never repeat in an engine's life.
+
+        Args:
+            tops: how many most likely tokens each row was asked for.
 
         Raises:
             HornitoError: the logits held a NaN.
         """
         view = self._host_words(f"{kind}.records").reshape(-1, RING, RECORD_BYTES // 4)
-        found: list[list[tuple[int, float]]] = []
+        top = self._host_words(f"{kind}.top").reshape(-1, RING, MOST_TOP, 2)
+        found: list[list[Record]] = []
         for row in range(rows):
-            first, records = self._emitted[kind][row], []
+            first, records = self._emitted[kind][row], list[Record]()
+            wanted = tops[row] if tops else 0
             for number in range(first, first + count):
                 token, logprob, sequence, _ = view[row, number % RING].tolist()
                 if sequence != (number + 1) & 0xFFFFFFFF:
                     break
-                records.append((token, float(np.uint32(logprob).view(np.float32))))
+                likely = _top(top[row, number % RING, :wanted]) if wanted else ()
+                records.append(Record(token, float(np.uint32(logprob).view(np.float32)), likely))
             found.append(records)
         self.skip_records(kind, rows, count)
         for row, records in enumerate(found):
-            if any(token == NOT_A_NUMBER for token, _ in records):
+            if any(record.token == NOT_A_NUMBER for record in records):
                 raise HornitoError(
                     f"the logits of row {row} are not finite: a value overflowed or the weights "
                     "are damaged; run `hornito verify` on the package, or load with "
@@ -507,6 +534,7 @@ def _state_items(plan: Plan, options: PlanOptions) -> list[tuple[str, int]]:
     items = [
         ("tables", options.slots * len(plan.kinds) * plan.table_blocks * 8),
         ("eos", max(1, options.eos_count) * 4),
+        ("counts", options.slots * plan.vocabulary * 4),
     ]
     for kind, rows, _ in _kind_sizes(plan):
         items += [
@@ -515,6 +543,8 @@ def _state_items(plan: Plan, options: PlanOptions) -> list[tuple[str, int]]:
             (f"{kind}.selection", rows * 4),
             (f"{kind}.next_ids", rows * 4),
             (f"{kind}.embedded", rows * plan.width * 4),
+            (f"{kind}.sampling", _sampled(plan, kind) * SAMPLING_BYTES),
+            (f"{kind}.biases", _sampled(plan, kind) * MOST_BIASES * 8),
         ]
     return items
 
@@ -526,10 +556,23 @@ def _readback_items(plan: Plan) -> list[tuple[str, int]]:
         items += [
             (f"{kind}.records", rows * RING * RECORD_BYTES),
             (f"{kind}.given_logprob", rows * 4),
+            (f"{kind}.top", _sampled(plan, kind) * RING * MOST_TOP * 8),
         ]
         most = max(most, selected)
     items.append(("logits", most * plan.vocabulary * 4))
     return items
+
+
+def _sampled(plan: Plan, kind: str) -> int:
+    """Most rows of a kind's `sample` tail."""
+    return max(b.selected["sample"] for (of, _), b in plan.buckets.items() if of == kind)
+
+
+def _top(words: npt.NDArray[np.uint32]) -> tuple[tuple[int, float], ...]:
+    """(id, log-probability) of each entry; a small vocabulary leaves some empty."""
+    values = words[:, 1].copy().view(np.float32).tolist()
+    pairs = zip(words[:, 0].tolist(), values, strict=True)
+    return tuple((token, value) for token, value in pairs if token != 0xFFFFFFFF)
 
 
 def _kind_sizes(plan: Plan) -> list[tuple[str, int, int]]:

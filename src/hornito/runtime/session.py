@@ -12,8 +12,9 @@ import numpy.typing as npt
 from hornito.errors import ContextOverflowError, SessionError, UsageError
 from hornito.ops.base import ROW_EMBEDDED, ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import LOGITS_ROWS
-from hornito.runtime.engine import Engine, RowUpdate
+from hornito.runtime.engine import Engine, Record, RowUpdate
 from hornito.runtime.kv_cache import SequenceBlocks
+from hornito.runtime.sampler import Sampler, sampling_updates
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ class Session:
 
     Attributes:
         ids: every token that has been evaluated; `position` is their count.
-        pending: the most likely next token after the last evaluated one, not evaluated itself.
+        pending: the next token after the last evaluated one, not evaluated itself: the most likely
+            one, or the one that a sampler drew.
+        record: what the device said of the pending token, when a prefill found it.
         vectors: the embeddings among `ids`, by position.
         fresh: whether the last evaluated token was evaluated here, not taken over from a snapshot.
     """
@@ -39,6 +42,7 @@ class Session:
         self.slot = engine.take_slot()
         self.ids: list[int] = []
         self.pending: int | None = None
+        self.record: Record | None = None
         self.fresh = False
         self.vectors: dict[int, FloatArray] = {}
         self.blocks = SequenceBlocks(
@@ -66,6 +70,7 @@ class Session:
         *,
         embeddings: npt.ArrayLike | None = None,
         chunk: int | None = None,
+        sampler: Sampler | None = None,
     ) -> None:
         """Evaluate `ids`, or rows of embeddings, and find the next token (`pending`).
 
@@ -75,13 +80,16 @@ class Session:
                 embedding gather's result, unscaled. In `ids` of the session they are `EMBEDDED`.
             chunk: evaluate at most this many rows at once; by default the largest bucket, cut at
                 its multiples of absolute positions.
+            sampler: how the next token is chosen; the most likely one by default.
 
         Raises:
             ContextOverflowError: they do not fit; nothing is evaluated then.
             UsageError: no ids, or an id outside the vocabulary.
         """
+        if sampler is not None:
+            sampler.params.check_vocabulary(self.engine.vocabulary)
         if embeddings is None:
-            self._run(self._admit(ids), chunk)
+            self._run(self._admit(ids), chunk, sampler)
             return
         if len(ids):
             raise UsageError("prefill takes ids or embeddings; call it once for each")
@@ -89,17 +97,30 @@ class Session:
         first = self.position
         self.vectors.update((first + i, row) for i, row in enumerate(rows))
         try:
-            self._run([EMBEDDED] * len(rows), chunk)
+            self._run([EMBEDDED] * len(rows), chunk, sampler)
         except BaseException:
             self._forget_vectors(self.position)
             raise
 
-    def _run(self, ids: list[int], chunk: int | None = None) -> None:
+    def _run(
+        self, ids: list[int], chunk: int | None = None, sampler: Sampler | None = None
+    ) -> None:
         """Evaluate what was admitted; `EMBEDDED` ids have their row in `vectors` already."""
         chunks = list(self._schedule(len(ids), chunk))
-        for index, (start, rows, live) in enumerate(chunks):
-            tail = "argmax" if index == len(chunks) - 1 else "none"
-            self._evaluate(ids[start : start + live], rows, tail)
+        for start, rows, live in chunks[:-1]:
+            self._evaluate(ids[start : start + live], rows, "none")
+        start, rows, live = chunks[-1]
+        if sampler is None or sampler.params.plain:
+            self._evaluate(ids[start:], rows, "argmax")
+            return
+        counted = None
+        if sampler.params.penalised:
+            sequence = self.ids + ids[start:]
+            counted = (self.slot, sampler.counts(sequence, None, self.engine.vocabulary))
+        kind = "batch" if rows == 1 else "chunk"
+        updates = sampling_updates(kind, 0, sampler, counted)
+        self._evaluate(ids[start:], rows, "sample", updates)
+        self._collect(kind, 1, (sampler.params.logprobs or 0,))
 
     def _forget_vectors(self, position: int) -> None:
         """Drop the embeddings at and behind a position."""
@@ -307,12 +328,13 @@ class Session:
             runs.append(engine.logits_copy(kind, rows))
         engine.wait(engine.submit(changes, runs))
 
-    def _collect(self, kind: str, picked: int) -> None:
+    def _collect(self, kind: str, picked: int, tops: Sequence[int] = ()) -> None:
         """Read the records of a call; the last one's token is the pending one."""
-        records = self.engine.take_records(kind, picked, 1)
+        records = self.engine.take_records(kind, picked, 1, tops)
         if not all(records):
             raise SessionError(f"the device returned no record for row {records.index([])}")
-        self.pending = records[-1][0][0]
+        self.record = records[-1][0]
+        self.pending = self.record.token
 
     # -- blocks -----------------------------------------------------------------------------
 

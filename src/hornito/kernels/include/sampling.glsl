@@ -50,7 +50,8 @@ Sampling load_sampling(Words params, uint s) {
 uint partial_at(uint s, uint runs, uint run) { return (s * runs + run) * 8u; }
 
 // Cut records, 8 words a row: first and last bin of the list (BINS: there is none), ids wanted from
-// the list (0: no limit), free, weight of all ids before the list (two words) and of all ids.
+// the list (0: no limit), free, weight of all ids before the list (two words) and of all ids. In the
+// end words 2 and 3 are the last kept place: order_of its logit, and its id.
 uint cut_at(uint s) { return s * 8u; }
 
 // Bits whose order is that of the floats; -0 equals 0.

@@ -7,8 +7,8 @@
 // seed and the row's position alone.
 //
 // Geometry: 128 threads, one workgroup a row (x).
-// Push: addresses of the row records, selection [S], raw and adjusted [S, 1024 RUNS], partial, cut,
-// list [S, RUNS, 1024], parameters [S, 16], counts [slots, V], EOS ids, records out (step.glsl), top
+// Push: addresses of the row records, selection [S], raw and adjusted [S, 1024 RUNS], partial, cut (the
+// end that was found replaces what was wanted), list [S, RUNS, 1024], parameters [S, 16], counts [slots, V], EOS ids, records out (step.glsl), top
 // out [S, RING, 20, 2] (id, log-probability; id NO_ID: none), the call header; live_word, runs, count
 // of EOS ids, ring, ids of the vocabulary.
 // Specialisation: 1 UPDATE (1: advance the row).
@@ -331,6 +331,10 @@ void main() {
   } else if ((q.flags & SAMPLE_GREEDY) == 0u) {
     run_filters(t, s, largest, q);
     token = draw(t, s, row.y, largest, q);
+    if (t == 0u) {
+      store_word(p.cut, cut_at(s) + 2u, end_order);
+      store_word(p.cut, cut_at(s) + 3u, end_id);
+    }
   }
   if (token != NOT_A_NUMBER && q.top_n > 0u) store_top(t, s, more.y, q.top_n, log_sum);
   if (t != 0u) return;
