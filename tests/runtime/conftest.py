@@ -15,9 +15,9 @@ from hornito.vk.device import Device, open_device
 from tiny import Compiled, open_engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def device(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
-    """The device that runtime tests share, pipelines and all."""
+    """The device that the tests of a file share, pipelines and all."""
     patch = pytest.MonkeyPatch()
     patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
     with open_device(os.environ.get("HORNITO_DEVICE")) as opened:
