@@ -1,4 +1,4 @@
-"""One device for all op tests, with the validation layer's objections raised at the end."""
+"""One device for the op tests of a file, with the validation layer's objections raised at the end."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hornito.vk.device import open_device
 from ops.harness import Bench
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def bench(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
-    """A device that op tests share, pipelines and all."""
+    """A device that the tests of a file share, pipelines and all."""
     patch = pytest.MonkeyPatch()
     patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
     with open_device(os.environ.get("HORNITO_DEVICE")) as device:
