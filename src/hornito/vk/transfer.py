@@ -152,8 +152,10 @@ def download(device: Device, source: Buffer, offset: int, size: int) -> bytes:
         return bytes(source.view[offset : offset + size])
     if size == 0:
         return b""
-    part = min(size, HALF_BYTES)
+    part = min(size, HALF_BYTES, device.caps.max_allocation_bytes)
     staging = device.allocate(part, "host", "staging")
+    if staging.view is None:
+        raise UsageError("staging memory is not visible to the host")
     recorder = device.command_buffer("download")
     result = bytearray(size)
     try:
@@ -164,8 +166,7 @@ def download(device: Device, source: Buffer, offset: int, size: int) -> bytes:
             recorder.copy(source, offset + start, staging, 0, count)
             recorder.end()
             device.wait(device.submit([recorder]))
-            if staging.view is not None:
-                result[start : start + count] = staging.view[:count]
+            result[start : start + count] = staging.view[:count]
     finally:
         recorder.free()
         staging.free()
