@@ -89,3 +89,12 @@ def smollm2_gguf() -> Path:
     if not path:
         pytest.skip("HORNITO_TEST_SMOLLM2 is not set (scripts/test.sh fetches the file)")
     return Path(path)
+
+
+@pytest.fixture(scope="session")
+def gemma3_gguf() -> Path:
+    """Gemma 3 270M as GGUF, for tests marked `model`."""
+    path = os.environ.get("HORNITO_TEST_GEMMA3")
+    if not path:
+        pytest.skip("HORNITO_TEST_GEMMA3 is not set (a GGUF file of Gemma 3 270M)")
+    return Path(path)

@@ -63,3 +63,17 @@ def smollm2(smollm2_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Com
         return path
 
     return package
+
+
+@pytest.fixture(scope="session")
+def gemma3(gemma3_gguf: Path, tmp_path_factory: pytest.TempPathFactory) -> Compiled:
+    """`gemma3(weights)`: the package of Gemma 3 270M."""
+    folder = tmp_path_factory.mktemp("gemma3")
+
+    def package(weights: str) -> Path:
+        path = folder / f"{weights}.vxm"
+        if not path.exists():
+            hornito.compile_source(gemma3_gguf, path, weights=weights)
+        return path
+
+    return package

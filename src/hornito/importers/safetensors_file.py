@@ -21,7 +21,7 @@ from hornito.quant.ggml import BlockFormat, format_by_name
 
 #: The format's own limit on the header.
 MAX_HEADER_BYTES = 100_000_000
-_FLOATS = ("F32", "F16", "BF16")
+FLOAT_TYPES = ("F32", "F16", "BF16")
 _ITEM_BYTES = {
     **{"BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1},
     **{"I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4},
@@ -41,10 +41,10 @@ class StoredTensor:
 
     def float_format(self) -> BlockFormat:
         """The storage format of a weight; UnsupportedError when it is no float type we read."""
-        if self.dtype not in _FLOATS:
+        if self.dtype not in FLOAT_TYPES:
             raise UnsupportedError(
                 f"{self.file}: tensor '{self.name}' has the type {self.dtype}, which is not "
-                f"supported for weights. Supported: {' '.join(_FLOATS)}"
+                f"supported for weights. Supported: {' '.join(FLOAT_TYPES)}"
             )
         return format_by_name(self.dtype)
 

@@ -21,7 +21,7 @@ from hornito.graph.weights import (
     WeightData,
 )
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     "silu": "silu",
     "swish": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -321,11 +321,11 @@ def activation(config: Mapping[str, Any], key: str = "hidden_act") -> str:
         UnsupportedError: Hornito has no kernel for it.
     """
     name = config[key]
-    if name not in _ACTIVATIONS:
+    if name not in ACTIVATIONS:
         raise UnsupportedError(
-            f"{key} {name!r} is not supported; supported: {', '.join(sorted(_ACTIVATIONS))}"
+            f"{key} {name!r} is not supported; supported: {', '.join(sorted(ACTIVATIONS))}"
         )
-    return _ACTIVATIONS[name]
+    return ACTIVATIONS[name]
 
 
 def windows(config: Mapping[str, Any]) -> list[int]:
