@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from gguf_samples import HF
+from gguf_samples import HF, read_config
 from hornito.errors import FormatError, HornitoError, UnsupportedError
 from hornito.importers import open_source, supported_model_types
 from hornito.importers.safetensors_file import read_safetensors
@@ -358,3 +358,64 @@ def test_supported_types_are_the_model_modules() -> None:
 
     files = {p.stem for p in Path(hornito.models.__path__[0]).glob("[!_]*.py")}
     assert supported_model_types() == tuple(sorted(files))
+
+
+@pytest.mark.parametrize("layout", ["language_model.model.", "model.language_model."])
+def test_text_part_of_gemma3(tmp_path: Path, layout: str) -> None:
+    """A `gemma3` checkpoint gives its text model: nested config, prefixed tensors, no vision."""
+    inner = read_config("gemma3-tiny")
+    weights = load_file(HF / "gemma3-tiny" / "model.safetensors")
+    renamed = {name.replace("model.", layout, 1): value for name, value in weights.items()}
+    vision = "vision_tower." if layout.startswith("language") else "model.vision_tower."
+    renamed[f"{vision}encoder.weight"] = np.zeros((3, 4), np.float32)
+    save_file(renamed, tmp_path / "model.safetensors")
+    ids = {key: inner.pop(key) for key in ("bos_token_id", "eos_token_id")}
+    whole = {
+        "model_type": "gemma3",
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": inner,
+        "vision_config": {"hidden_size": 4},
+        **ids,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    source, plain = (open_source(where) for where in (tmp_path, HF / "gemma3-tiny"))
+    assert source.model_type == "gemma3_text" and source.eos_ids == (ids["eos_token_id"],)
+    assert any("1 tensors of the vision part are left out" in line for line in source.warnings)
+    for key, value in plain.config.items():
+        if key not in ("architectures", "_name_or_path"):
+            assert source.config[key] == value, key
+    assert list(source.tensors) == list(plain.tensors)
+    for key, tensor in plain.tensors.items():
+        np.testing.assert_array_equal(source.tensors[key].load_f32(), tensor.load_f32())
+    del whole["text_config"]
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    with pytest.raises(FormatError, match="a gemma3 model without text_config"):
+        open_source(tmp_path)
+
+
+def test_sizes_that_gemma3_leaves_out(tmp_path: Path) -> None:
+    """Published configs name only what differs from the class's defaults."""
+    transformers = pytest.importorskip("transformers")
+    from hornito.importers.families import complete_config
+    from hornito.importers.multimodal import text_config
+
+    inner = {"model_type": "gemma3_text", "hidden_size": 2560, "num_hidden_layers": 34}
+    whole = {"model_type": "gemma3", "text_config": inner}
+    found = text_config(whole, "config.json")
+    assert found is not None
+    completed = complete_config(found, "config.json", 1000)
+    want = transformers.AutoConfig.for_model(**inner).to_dict()
+    for key in (
+        "vocab_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "query_pre_attn_scalar",
+        "sliding_window",
+        "layer_types",
+        "rope_theta",
+        "rope_local_base_freq",
+    ):
+        assert completed[key] == want[key], key

@@ -9,6 +9,7 @@ from typing import Any
 
 from hornito.errors import FormatError, HornitoError, UnsupportedError
 from hornito.importers.families import checked_tensors, complete_config, is_ignorable
+from hornito.importers.multimodal import text_config, text_tensor
 from hornito.importers.safetensors_file import StoredTensor, parse_json, read_safetensors
 from hornito.importers.source import LazyTensor, Source, mapped_tensor
 
@@ -179,10 +180,12 @@ def _eos_ids(
     return tuple(dict.fromkeys(found))
 
 
-def _model_config(folder: Path, supported: Collection[str]) -> dict[str, Any]:
+def _model_config(folder: Path, supported: Collection[str]) -> tuple[dict[str, Any], bool]:
+    """The text model's config, and whether it is one part of the checkpoint."""
     config = _object(folder / "config.json")
+    text = text_config(config, str(folder / "config.json"))
     model_type = config.get("model_type")
-    if model_type not in supported:
+    if (text or config).get("model_type") not in supported:
         names = ", ".join(str(n) for n in config.get("architectures") or []) or "no architecture"
         raise UnsupportedError(
             f"{folder}: model type {model_type!r} ({names}) is not supported. "
@@ -197,7 +200,9 @@ def _model_config(folder: Path, supported: Collection[str]) -> dict[str, Any]:
             f"{folder}: weights quantised by {str(kind)[:40]!r} are not supported. Supported: "
             "F32, F16 and BF16 safetensors, and GGUF files"
         )
-    return config
+    if text is not None:
+        return {**text, "_name_or_path": config.get("_name_or_path")}, True
+    return config, False
 
 
 def open_directory(folder: Path, supported: Collection[str]) -> Source:
@@ -211,7 +216,7 @@ def open_directory(folder: Path, supported: Collection[str]) -> Source:
         FormatError: a file is truncated or inconsistent; names the file and tensor.
         UnsupportedError: a model type, dtype or weight format that is not supported.
     """
-    raw_config = _model_config(folder, supported)
+    raw_config, is_part = _model_config(folder, supported)
     stored = _shards(folder)
     config = complete_config(raw_config, str(folder / "config.json"), len(stored))
     generation = _object(folder / "generation_config.json")
@@ -233,8 +238,13 @@ def open_directory(folder: Path, supported: Collection[str]) -> Source:
             "transformers, AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one."
         )
     tensors: dict[str, LazyTensor] = {}
+    left_out = 0
     for name, entry in stored.items():
-        mapped = _model_name(name, config["model_type"])
+        own = text_tensor(name) if is_part else name
+        if own is None:
+            left_out += 1
+            continue
+        mapped = _model_name(own, config["model_type"])
         if is_ignorable(mapped):
             continue  # a buffer, of whatever type
         tensors[mapped] = mapped_tensor(
@@ -244,6 +254,10 @@ def open_directory(folder: Path, supported: Collection[str]) -> Source:
             fmt=entry.float_format(),
             file=entry.file,
             data=entry.data,
+        )
+    if left_out:
+        warnings.append(
+            f"{folder}: {left_out} tensors of the vision part are left out: text goes in, no images"
         )
     tensors = checked_tensors(config, tensors, str(folder))
     bos_id, add_bos, strings = _start_rule(config, tokenizer, tokenizer_config)

@@ -1,5 +1,6 @@
 """Gemma 3 (text): Gemma 2 with an RMS norm of each head of q and k instead of the cap on scores,
-five sliding layers to one full one, and a RoPE base of its own for the sliding ones.
+five sliding layers to one full one, and a RoPE base of its own for the sliding ones. A checkpoint
+with a vision part (`gemma3`) gives its text model.
 
 Source: `Gemma3ForCausalLM` of transformers.
 """
