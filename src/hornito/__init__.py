@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hornito.api import LLM as LLM
     from hornito.api import load as load
     from hornito.compiler import compile_source as compile_source
+    from hornito.conversation import Conversation as Conversation
     from hornito.errors import HornitoError as HornitoError
 
 __version__ = "0.1.0.dev0"
@@ -24,10 +25,11 @@ _LAZY = {
     "LLM": "hornito.api",
     "load": "hornito.api",
     "compile_source": "hornito.compiler",
+    "Conversation": "hornito.conversation",
     "HornitoError": "hornito.errors",
 }
 
-__all__ = ["LLM", "HornitoError", "compile_source", "load", "__version__"]
+__all__ = ["LLM", "Conversation", "HornitoError", "compile_source", "load", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

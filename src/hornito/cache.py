@@ -241,7 +241,7 @@ def _used(folder: Path, path: Path) -> Path:
 
 def _only(name: str, found: Sequence[CachedModel]) -> CachedModel | None:
     if len(found) > 1:
-        names = ", ".join(entry.name for entry in found)
+        names = ", ".join(f"{entry.name} (from {entry.source})" for entry in found)
         raise UsageError(f"'{name}' means {len(found)} cached models; say which: {names}")
     return found[0] if found else None
 
