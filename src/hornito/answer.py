@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from hornito.runtime.results import Chunk, Generation, Timings
+from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
+from hornito.runtime.sampler import Sampler
 
 if TYPE_CHECKING:
+    from hornito.runtime.engine import Record
     from hornito.text.tokenizer import Tokenizer
 
 
@@ -27,6 +29,7 @@ class Answer:
         stop: Sequence[str] = (),
         ends: Iterable[int] = (),
         continuation: bool = True,
+        sampler: Sampler | None = None,
     ) -> None:
         """Begin an answer.
 
@@ -36,6 +39,7 @@ class Answer:
             stop: strings that end it.
             ends: ids that end it.
             continuation: the text goes on from a prompt; see `StreamDecoder`.
+            sampler: what chooses its tokens, for the log-probabilities and the seed to report.
         """
         from hornito.text.stream import StreamDecoder
 
@@ -46,6 +50,8 @@ class Answer:
             if tokenizer is not None
             else None
         )
+        self._logprobs = sampler is not None and sampler.params.logprobs is not None
+        self._seed = None if sampler is None or sampler.params.greedy else sampler.seed
         self.count = 0
         self.reason: str | None = None
 
@@ -62,12 +68,14 @@ class Answer:
         """End it from outside, unless it has ended already."""
         self.reason = self.reason or reason
 
-    def take(self, tokens: Sequence[int]) -> Chunk:
-        """The piece that `tokens` add; tokens past the end are dropped."""
-        text, kept = "", []
-        for token in tokens:
+    def take(self, records: Sequence[Record]) -> Chunk:
+        """The piece that these tokens add; tokens past the end are dropped."""
+        kept: list[Record] = []
+        text = ""
+        for record in records:
+            token = record.token
             self.count += 1
-            kept.append(token)
+            kept.append(record)
             if token in self._ends:
                 self.reason = "stop"
             elif self._decoder is not None:
@@ -78,12 +86,14 @@ class Answer:
                 self.reason = "length"
             if self.reason is not None:
                 break
-        return Chunk(text, tuple(kept))
+        logprobs = tuple(TokenLogprob(*record) for record in kept) if self._logprobs else None
+        return Chunk(text, tuple(record.token for record in kept), logprobs=logprobs)
 
     def last(self, timings: Timings) -> Chunk:
         """What was held back, the reason and the timings."""
         text = self._decoder.finish() if self._decoder is not None else ""
-        return Chunk(text, (), self.reason or "length", timings)
+        logprobs = () if self._logprobs else None
+        return Chunk(text, (), self.reason or "length", timings, logprobs, self._seed)
 
 
 def join(chunks: Iterable[Chunk]) -> Generation:
@@ -96,4 +106,13 @@ def join(chunks: Iterable[Chunk]) -> Generation:
         tuple(token for piece in pieces for token in piece.token_ids),
         last.finish_reason,
         last.timings,
+        join_logprobs(pieces),
+        last.seed,
     )
+
+
+def join_logprobs(pieces: Sequence[Chunk]) -> tuple[TokenLogprob, ...] | None:
+    """The log-probabilities of all pieces; None when they were not asked for."""
+    if pieces[-1].logprobs is None:
+        return None
+    return tuple(one for piece in pieces for one in piece.logprobs or ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from hornito.answer import Answer, join
 from hornito.batch import generate_batch, many
@@ -17,9 +17,15 @@ from hornito.ops.rope import original_max
 from hornito.package import Package, open_package
 from hornito.plan.plan import PlanOptions
 from hornito.progress import NullProgress, Progress
-from hornito.runtime.decode import decode
+from hornito.runtime.decode import decode_records
 from hornito.runtime.engine import Engine, fit_context
-from hornito.runtime.results import Chunk, Generation, Timings
+from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
+from hornito.runtime.sampler import (
+    Sampler,
+    SamplingKeywords,
+    SamplingParams,
+    sampling_params,
+)
 from hornito.runtime.session import Session
 from hornito.scoring import Score, score
 from hornito.vk.device import Device, open_device
@@ -29,7 +35,7 @@ if TYPE_CHECKING:
     from hornito.text.tokenizer import Tokenizer
     from hornito.vk.timing import SubmissionTimer
 
-__all__ = ["LLM", "Chunk", "Generation", "Score", "Session", "Timings", "load"]
+__all__ = ["LLM", "Chunk", "Generation", "Score", "Session", "Timings", "TokenLogprob", "load"]
 
 PRECISIONS = ("high", "normal")
 KV_TYPES = ("fp32", "fp16")
@@ -249,9 +255,9 @@ class LLM:
         prompt: str | Sequence[int],
         *,
         max_tokens: int = ...,
-        temperature: float = ...,
         stop: Sequence[str] = ...,
         ignore_eos: bool = ...,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Generation: ...
 
     @overload
@@ -260,9 +266,9 @@ class LLM:
         prompt: list[str] | list[list[int]],
         *,
         max_tokens: int = ...,
-        temperature: float = ...,
         stop: Sequence[str] = ...,
         ignore_eos: bool = ...,
+        **sampling: Unpack[SamplingKeywords],
     ) -> list[Generation]: ...
 
     def generate(
@@ -270,9 +276,9 @@ class LLM:
         prompt: str | Sequence[int] | list[str] | list[list[int]],
         *,
         max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 0.0,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Generation | list[Generation]:
         """Complete a prompt, or each of a list of prompts; see `stream` for the arguments.
 
@@ -281,20 +287,21 @@ class LLM:
         """
         prompts = many(prompt)
         if prompts is not None:
-            self._check(max_tokens, temperature, stop)
+            self._check(max_tokens, stop)
             return generate_batch(
                 self,
                 [self._prompt_ids(one) for one in prompts],
-                lambda: self._new_answer(max_tokens, tuple(stop), ignore_eos, True),
+                lambda sampler: self._new_answer(max_tokens, stop, ignore_eos, True, sampler),
+                self._params(sampling),
                 max_tokens=max_tokens,
                 ignore_eos=ignore_eos,
             )
         chunks = self.stream(
             cast("str | Sequence[int]", prompt),
             max_tokens=max_tokens,
-            temperature=temperature,
             stop=stop,
             ignore_eos=ignore_eos,
+            **sampling,
         )
         return join(chunks)
 
@@ -318,18 +325,18 @@ class LLM:
         messages: Sequence[Mapping[str, Any]],
         *,
         max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 0.0,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Generation:
         """Answer a conversation; see `stream` for the arguments."""
         return join(
             self.stream_chat(
                 messages,
                 max_tokens=max_tokens,
-                temperature=temperature,
                 stop=stop,
                 ignore_eos=ignore_eos,
+                **sampling,
             )
         )
 
@@ -338,18 +345,18 @@ class LLM:
         messages: Sequence[Mapping[str, Any]],
         *,
         max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 0.0,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[Chunk]:
         """Answer a conversation piece by piece; see `stream`."""
         return self.stream(
             self.chat_ids(messages),
             max_tokens=max_tokens,
-            temperature=temperature,
             stop=stop,
             ignore_eos=ignore_eos,
             continuation=False,
+            **sampling,
         )
 
     def stream(
@@ -357,34 +364,41 @@ class LLM:
         prompt: str | Sequence[int],
         *,
         max_tokens: int = DEFAULT_MAX_TOKENS,
-        temperature: float = 0.0,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         continuation: bool = True,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[Chunk]:
         """Complete a prompt piece by piece.
 
         Args:
             prompt: text (control tokens in it stay text), or token ids.
             max_tokens: new tokens at most.
-            temperature: 0, the most likely token each time; nothing else exists yet.
             stop: strings that end the answer; they are not part of it.
             ignore_eos: go on past end tokens.
             continuation: the text goes on from the prompt, so that its first space counts; False
                 for an answer that stands alone, as in a chat.
+            sampling: how tokens are chosen (temperature, top_k, top_p, min_p, penalties,
+                logit_bias, seed, logprobs); see `hornito.runtime.sampler.SamplingKeywords`. The
+                default is greedy, whatever the model's generation_config says.
 
         Raises:
             ContextOverflowError: the prompt does not fit the context.
             UsageError: an argument is wrong.
         """
-        self._check(max_tokens, temperature, stop)
+        self._check(max_tokens, stop)
+        params = self._params(sampling)
         ids = self._prompt_ids(prompt)
-        return self._stream(ids, max_tokens, tuple(stop), ignore_eos, continuation)
+        return self._stream(ids, max_tokens, tuple(stop), ignore_eos, continuation, params)
 
-    def _check(self, max_tokens: int, temperature: float, stop: Sequence[str]) -> None:
+    def _params(self, sampling: SamplingKeywords) -> SamplingParams:
+        """The sampling parameters that keywords ask for."""
+        params = sampling_params(sampling, self._package.manifest.generation)
+        params.check_vocabulary(self.engine.vocabulary)
+        return params
+
+    def _check(self, max_tokens: int, stop: Sequence[str]) -> None:
         """Raise UsageError for what no answer can be made with."""
-        if temperature != 0:
-            raise UsageError(f"temperature {temperature}: only 0 (greedy) is supported so far")
         if max_tokens < 1:
             raise UsageError(f"max_tokens must be at least 1, not {max_tokens}")
         if stop and not self.has_tokenizer:
@@ -405,7 +419,12 @@ class LLM:
         return ids
 
     def _new_answer(
-        self, max_tokens: int, stop: tuple[str, ...], ignore_eos: bool, continuation: bool
+        self,
+        max_tokens: int,
+        stop: Sequence[str],
+        ignore_eos: bool,
+        continuation: bool,
+        sampler: Sampler,
     ) -> Answer:
         return Answer(
             self.tokenizer if self.has_tokenizer else None,
@@ -413,6 +432,7 @@ class LLM:
             stop=stop,
             ends=() if ignore_eos else self.engine.eos_ids,
             continuation=continuation,
+            sampler=sampler,
         )
 
     def _stream(
@@ -422,16 +442,12 @@ class LLM:
         stop: tuple[str, ...],
         ignore_eos: bool,
         continuation: bool,
+        params: SamplingParams,
     ) -> Iterator[Chunk]:
         with Session(self.engine) as session:
-            yield from self.stream_session(
-                session,
-                ids,
-                max_tokens=max_tokens,
-                stop=stop,
-                ignore_eos=ignore_eos,
-                continuation=continuation,
-            )
+            sampler = Sampler.start(params, len(ids))
+            answer = self._new_answer(max_tokens, stop, ignore_eos, continuation, sampler)
+            yield from self._continue(session, ids, answer, sampler, max_tokens, ignore_eos)
 
     def session(self) -> Session:
         """A session of your own, in a slot of this model; a context manager.
@@ -450,6 +466,7 @@ class LLM:
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
         continuation: bool = True,
+        **sampling: Unpack[SamplingKeywords],
     ) -> Iterator[Chunk]:
         """Evaluate `ids` behind what a session holds and stream what follows.
 
@@ -458,25 +475,40 @@ class LLM:
         Args:
             session: of this model's engine, from `session()`.
             ids: at least one token id.
-            max_tokens, stop, ignore_eos, continuation: as for `stream`.
+            max_tokens, stop, ignore_eos, continuation, sampling: as for `stream`. Everything that
+                the session holds counts as prompt.
         """
-        answer = self._new_answer(max_tokens, tuple(stop), ignore_eos, continuation)
+        sampler = Sampler.start(self._params(sampling), session.position + len(ids))
+        answer = self._new_answer(max_tokens, stop, ignore_eos, continuation, sampler)
+        yield from self._continue(session, ids, answer, sampler, max_tokens, ignore_eos)
+
+    def _continue(
+        self,
+        session: Session,
+        ids: Sequence[int],
+        answer: Answer,
+        sampler: Sampler,
+        max_tokens: int,
+        ignore_eos: bool,
+    ) -> Iterator[Chunk]:
+        """Evaluate `ids` in a session and give the pieces of the answer."""
         began = time.monotonic()
-        session.prefill(ids)
+        session.prefill(ids, sampler=sampler)
         prefilled = time.monotonic()
-        assert session.pending is not None
-        piece = answer.take([session.pending])
+        assert session.record is not None
+        piece = answer.take([session.record])
         if piece.text or piece.token_ids:
             yield piece
         if not answer.ended():
-            runs = decode(
+            runs = decode_records(
                 [session],
                 [max_tokens - 1],
                 ignore_eos=ignore_eos,
                 steps=self.steps_per_submission,
+                samplers=[sampler],
             )
-            for (tokens,) in runs:
-                yield answer.take(tokens)
+            for (records,) in runs:
+                yield answer.take(records)
                 if answer.ended():
                     break
         ended = time.monotonic()

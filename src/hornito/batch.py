@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hornito.answer import join
 from hornito.errors import SessionError
-from hornito.runtime.decode import decode
+from hornito.runtime.decode import decode_records
 from hornito.runtime.results import Chunk, Generation, Timings
+from hornito.runtime.sampler import Sampler, SamplingParams
 
 if TYPE_CHECKING:
     from hornito.answer import Answer
     from hornito.api import LLM
+    from hornito.runtime.engine import Record
     from hornito.runtime.session import Session
 
 
@@ -32,15 +35,16 @@ class _Running:
 
     index: int
     session: Session
+    sampler: Sampler
     answer: Answer
     prompt_tokens: int
     began: float
     prefilled: float
     pieces: list[Chunk]
 
-    def take(self, tokens: Sequence[int]) -> None:
-        if tokens and not self.answer.ended():
-            self.pieces.append(self.answer.take(tokens))
+    def take(self, records: Sequence[Record]) -> None:
+        if records and not self.answer.ended():
+            self.pieces.append(self.answer.take(records))
 
     def finished(self) -> Generation:
         now = time.monotonic()
@@ -50,19 +54,14 @@ class _Running:
             self.answer.count - 1,
             now - self.prefilled,
         )
-        last = self.answer.last(timings)
-        return Generation(
-            "".join(piece.text for piece in self.pieces) + last.text,
-            tuple(token for piece in self.pieces for token in piece.token_ids),
-            last.finish_reason or "length",
-            timings,
-        )
+        return join([*self.pieces, self.answer.last(timings)])
 
 
 def generate_batch(
     llm: LLM,
     prompts: Sequence[Sequence[int]],
-    new_answer: Callable[[], Answer],
+    new_answer: Callable[[Sampler], Answer],
+    params: SamplingParams,
     *,
     max_tokens: int,
     ignore_eos: bool,
@@ -76,6 +75,7 @@ def generate_batch(
         llm: the model.
         prompts: each at least one id and within the context.
         new_answer: makes the answer of one prompt.
+        params: how tokens are chosen; a seed in them is that of every answer.
         max_tokens, ignore_eos: as for `LLM.stream`.
 
     Raises:
@@ -95,7 +95,7 @@ def generate_batch(
     try:
         while waiting or running:
             while waiting and len(running) < most:
-                running.append(_start(llm, *waiting.pop(), new_answer()))
+                running.append(_start(llm, *waiting.pop(), new_answer, params))
             if not any(one.answer.ended() for one in running):
                 _advance(llm, running, max_tokens, ignore_eos, refill=bool(waiting))
             for one in [one for one in running if one.answer.ended()]:
@@ -108,14 +108,22 @@ def generate_batch(
     return [results[index] for index in range(len(prompts))]
 
 
-def _start(llm: LLM, index: int, ids: Sequence[int], answer: Answer) -> _Running:
+def _start(
+    llm: LLM,
+    index: int,
+    ids: Sequence[int],
+    new_answer: Callable[[Sampler], Answer],
+    params: SamplingParams,
+) -> _Running:
     began = time.monotonic()
+    sampler = Sampler.start(params, len(ids))
     session = llm.session()
     try:
-        session.prefill(ids)
-        assert session.pending is not None
-        one = _Running(index, session, answer, len(ids), began, time.monotonic(), [])
-        one.take([session.pending])
+        session.prefill(ids, sampler=sampler)
+        assert session.record is not None
+        answer = new_answer(sampler)
+        one = _Running(index, session, sampler, answer, len(ids), began, time.monotonic(), [])
+        one.take([session.record])
     except BaseException:
         session.close()
         raise
@@ -130,14 +138,15 @@ def _advance(
     An answer that the device does not know to be over (a stop string) ends the run too, so that
     its row is not computed any further.
     """
-    runs = decode(
+    runs = decode_records(
         [one.session for one in running],
         [max_tokens - one.answer.count for one in running],
         ignore_eos=ignore_eos,
         steps=llm.steps_per_submission,
+        samplers=[one.sampler for one in running],
     )
-    for tokens in runs:
-        for one, new in zip(running, tokens, strict=True):
+    for records in runs:
+        for one, new in zip(running, records, strict=True):
             one.take(new)
         ended = [one for one in running if one.answer.ended()]
         if len(ended) == len(running) or (ended and refill):

@@ -7,12 +7,13 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornito.errors import ContextOverflowError, FormatError, UsageError
 from hornito.runtime.results import Chunk, Timings
+from hornito.runtime.sampler import SamplingKeywords
 
 if TYPE_CHECKING:
     from hornito.api import LLM
@@ -29,11 +30,13 @@ class ChatSettings:
         max_tokens: new tokens of an answer at most.
         stop: strings that end an answer.
         ignore_eos: go on past end tokens.
+        sampling: how tokens are chosen, as for `LLM.stream`; earlier turns count as prompt.
     """
 
     max_tokens: int = 1024
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    sampling: SamplingKeywords = field(default_factory=SamplingKeywords)
 
 
 @dataclass(slots=True)
@@ -176,6 +179,7 @@ class Conversation:
                 stop=settings.stop,
                 ignore_eos=settings.ignore_eos,
                 continuation=False,
+                **settings.sampling,
             )
             turn.evaluated += len(rest)
             for chunk in chunks:
@@ -185,7 +189,7 @@ class Conversation:
                 turn.tokens += len(chunk.token_ids)
                 turn.text.append(chunk.text)
                 if chunk.finish_reason is not None:
-                    yield Chunk(chunk.text, chunk.token_ids, chunk.finish_reason, _timings(turn))
+                    yield replace(chunk, timings=_timings(turn))
                     return
                 yield chunk
                 if self._interrupted.is_set():

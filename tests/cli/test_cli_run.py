@@ -16,6 +16,7 @@ import pytest
 import hornito
 from hornito.cli.main import main
 from hornito.errors import ContextOverflowError, DeviceMemoryError, NoDeviceError
+from hornito.runtime.results import Chunk, Timings
 
 
 @dataclass
@@ -47,21 +48,19 @@ class FakeLLM:
     def chat_ids(self, messages: object) -> list[int]:
         return [1, 2, 3, 4]
 
-    def stream(self, prompt: str | list[int], **options: Any) -> Iterator[SimpleNamespace]:
+    def stream(self, prompt: str | list[int], **options: Any) -> Iterator[Chunk]:
         self.calls.append(("stream", prompt, options))
         return self._chunks()
 
-    def stream_chat(self, messages: object, **options: Any) -> Iterator[SimpleNamespace]:
+    def stream_chat(self, messages: object, **options: Any) -> Iterator[Chunk]:
         self.calls.append(("chat", messages, options))
         return self._chunks()
 
-    def _chunks(self) -> Iterator[SimpleNamespace]:
+    def _chunks(self) -> Iterator[Chunk]:
         texts = (" Paris", ".") if self.has_tokenizer else ("", "")
-        timings = SimpleNamespace(
-            prompt_tokens=31, prompt_seconds=0.5, decode_tokens=2, decode_seconds=0.25
-        )
-        yield SimpleNamespace(text=texts[0], token_ids=(7,), finish_reason=None, timings=None)
-        yield SimpleNamespace(text=texts[1], token_ids=(8, 2), finish_reason="eos", timings=timings)
+        timings = Timings(31, 0.5, 2, 0.25)
+        yield Chunk(texts[0], (7,))
+        yield Chunk(texts[1], (8, 2), "eos", timings)
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def llm(monkeypatch: pytest.MonkeyPatch) -> FakeLLM:
     return fake
 
 
-GREEDY = {"max_tokens": 256, "temperature": 0.0, "stop": (), "ignore_eos": False}
+GREEDY = {"max_tokens": 256, "stop": (), "ignore_eos": False}
 
 
 def test_text_gets_the_chat_template(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,10 +194,10 @@ def test_ctrl_c_keeps_what_has_come(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def chunks() -> Iterator[SimpleNamespace]:
-        yield SimpleNamespace(text="It was", token_ids=(7,), finish_reason=None, timings=None)
+    def chunks() -> Iterator[Chunk]:
+        yield Chunk("It was", (7,))
         signal.raise_signal(signal.SIGINT)
-        yield SimpleNamespace(text=" a", token_ids=(8,), finish_reason=None, timings=None)
+        yield Chunk(" a", (8,))
         pytest.fail("the answer went on")
 
     monkeypatch.setattr(llm, "_chunks", chunks)
@@ -216,9 +215,9 @@ def test_ctrl_c_keeps_what_has_come(
 def test_ctrl_c_during_the_prompt(
     llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def chunks() -> Iterator[SimpleNamespace]:
+    def chunks() -> Iterator[Chunk]:
         signal.raise_signal(signal.SIGINT)
-        yield SimpleNamespace(text="never", token_ids=(7,), finish_reason=None, timings=None)
+        yield Chunk("never", (7,))
 
     monkeypatch.setattr(llm, "_chunks", chunks)
     assert main(["run", "m.vxm", "Hi"]) == 130

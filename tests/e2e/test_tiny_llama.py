@@ -216,8 +216,8 @@ def test_refusals(case: Case) -> None:
         llm.generate([5], stop=["x"])
     with pytest.raises(hornito.HornitoError, match="the prompt is empty"):
         llm.generate([])
-    with pytest.raises(hornito.HornitoError, match=r"temperature 0.5: only 0"):
-        llm.generate([5], temperature=0.5)
+    with pytest.raises(hornito.HornitoError, match=r"temperature must be from 0 to 100, not -0.5"):
+        llm.generate([5], temperature=-0.5)
     with pytest.raises(hornito.HornitoError, match="max_tokens must be at least 1"):
         llm.generate([5], max_tokens=0)
     with pytest.raises(hornito.HornitoError, match="513 tokens; the context holds 512"):

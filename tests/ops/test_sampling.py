@@ -138,25 +138,29 @@ FILTERS = {
         "frequency_penalty": 0.3,
     },
 }
-DRAWS = 100_000
-ROWS = 4000
 
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_chi_square(bench: Bench, name: str) -> None:
     """100,000 draws of each filter have the exact distribution."""
     params = SamplingParams(**FILTERS[name])  # type: ignore[arg-type]
-    vocabulary = 50
+    vocabulary, rows, steps = 50, 500, 200
+    if params.penalised:  # each draw changes the counts, and so the distribution
+        rows, steps = 4000, 1
     logits = logits_of(vocabulary, seed=4)
     counts = token_counts([1, 2, 3, 4, 4, 5, 5, 5, 30, 31], None, 4, vocabulary)
-    observed = np.zeros(vocabulary, np.int64)
-    for first in range(0, DRAWS, ROWS):
-        call = sample_call(
-            logits, params, seeds=range(first, first + ROWS), counts=np.tile(counts, (ROWS, 1)),
-            slots=range(ROWS),
-        )
-        outcome = bench.run(call, repeats=2 if first == 0 else 1)
-        observed += np.bincount(tokens(outcome), minlength=vocabulary)
-    probabilities = distribution(logits, params, counts)
+    slots = rows if params.penalised else 1
+    call = sample_call(
+        logits,
+        params,
+        seeds=range(1000, 1000 + rows),
+        counts=np.tile(counts, (slots, 1)),
+        slots=range(rows) if params.penalised else (),
+        tail=Tail("sample", RUN, steps),
+    )
+    found = bench.steps(call, steps).records[:, :, 0]
+    probabilities = distribution(logits, params, counts if params.penalised else None)
     assert (probabilities > 0).sum() > 4
+    observed = np.bincount(found.reshape(-1), minlength=vocabulary)
+    assert observed.sum() == rows * steps
     assert abs(chi_square(observed, probabilities)) < 4.5

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from hornito.cli.model import add_model, load_model
-from hornito.cli.options import add_option, positive_int
+from hornito.cli.options import add_option, add_sampling, positive_int, sampling_keywords
 from hornito.cli.output import rate
 from hornito.cli.settings import describe_settings, set_setting
 from hornito.errors import DeviceLostError, HornitoError, UsageError
@@ -50,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of an answer at most (default 1024)",
         metavar="N",
     )
+    add_sampling(parser)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end at TEXT; may be repeated"
     )
@@ -63,7 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     """Loads the model and talks until the input ends; 1 when a message got no answer."""
     from hornito.conversation import ChatSettings, Conversation
 
-    settings = ChatSettings(arguments.max_tokens, tuple(arguments.stop), arguments.ignore_eos)
+    settings = ChatSettings(
+        arguments.max_tokens,
+        tuple(arguments.stop),
+        arguments.ignore_eos,
+        sampling_keywords(arguments),
+    )
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
         with Conversation(llm, system=arguments.system, settings=settings) as conversation:

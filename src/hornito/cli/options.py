@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from hornito.errors import UsageError
+
+if TYPE_CHECKING:
+    from hornito.runtime.sampler import SamplingKeywords
 
 WEIGHTS = ("fp32", "fp16")
 PRECISIONS = ("high", "normal")
@@ -33,10 +36,12 @@ def add_option(
     type: Callable[[str], Any] = str,
     default: Any = None,
     metavar: str | None = None,
+    repeat: bool = False,
 ) -> None:
     """Adds an option with its environment twin: `--max-tokens` is also `HORNITO_MAX_TOKENS`.
 
-    The command line wins over the environment, and the environment over `default`.
+    The command line wins over the environment, and the environment over `default`. With `repeat`
+    the values are a list, and those of the command line follow the environment's.
 
     Raises:
         UsageError: the environment's value is not valid.
@@ -45,11 +50,17 @@ def add_option(
     from_environment = os.environ.get(variable)
     if from_environment:
         try:
-            default = type(from_environment)
+            value = type(from_environment)
+            default = [value] if repeat else value
         except (argparse.ArgumentTypeError, ValueError) as error:
             raise UsageError(f"environment variable {variable}: {error}") from error
     parser.add_argument(
-        flag, help=f"{help} [{variable}]", type=type, default=default, metavar=metavar
+        flag,
+        help=f"{help} [{variable}]",
+        type=type,
+        default=default,
+        metavar=metavar,
+        action="append" if repeat else "store",
     )
 
 
@@ -87,14 +98,109 @@ def token_ids(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def zero_temperature(text: str) -> float:
-    """A value type: the one temperature there is so far, 0 (greedy)."""
+def number(text: str) -> float:
+    """A value type: a number; its range is checked where its meaning is known."""
     try:
-        value = float(text)
+        return float(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"'{text}' is no number") from error
-    if value != 0:
-        raise argparse.ArgumentTypeError(
-            f"sampling is not there yet: only temperature 0 (greedy) works, not {text}"
-        )
-    return 0.0
+        raise argparse.ArgumentTypeError(f"'{text:.40}' is no number") from error
+
+
+def whole(text: str) -> int:
+    """A value type: a whole number from 0."""
+    if not text.isascii() or not text.isdigit() or len(text) > 20:
+        raise argparse.ArgumentTypeError(f"'{text:.40}' is no whole number from 0")
+    return int(text)
+
+
+def bias_pairs(text: str) -> dict[int, float]:
+    """A value type: ID=VALUE, or several of them with commas between."""
+    pairs: dict[int, float] = {}
+    for part in text.split(","):
+        token, sign, value = part.partition("=")
+        if not sign:
+            raise argparse.ArgumentTypeError(f"'{part:.40}' is not ID=VALUE")
+        pairs[whole(token.strip())] = number(value)
+    return pairs
+
+
+#: Flag, sampling keyword, value type, placeholder, help.
+SAMPLING: tuple[tuple[str, str, Callable[[str], Any], str, str], ...] = (
+    ("--temp", "temperature", number, "T", "temperature; 0 takes the most likely token (default)"),
+    ("--top-k", "top_k", whole, "K", "draw from the K most likely tokens; 0 is off (default)"),
+    ("--top-p", "top_p", number, "P", "draw from the most likely tokens up to probability P"),
+    ("--min-p", "min_p", number, "P", "drop tokens below P times the most likely one"),
+    (
+        "--repeat-penalty",
+        "repetition_penalty",
+        number,
+        "X",
+        "divides the logits of tokens that occurred, prompt included; 1 is off (default)",
+    ),
+    (
+        "--presence-penalty",
+        "presence_penalty",
+        number,
+        "X",
+        "taken from the logits of tokens that the answer has",
+    ),
+    (
+        "--frequency-penalty",
+        "frequency_penalty",
+        number,
+        "X",
+        "taken from them for each time that the answer has them",
+    ),
+    ("--seed", "seed", whole, "N", "of the draws; by default a random one"),
+    (
+        "--logprobs",
+        "logprobs",
+        whole,
+        "N",
+        "report log-probabilities, and the N best at each place",
+    ),
+    (
+        "--sampling",
+        "sampling",
+        one_of(("default", "model")),
+        "FROM",
+        "where what is not given comes from: default (greedy), or model (its generation_config)",
+    ),
+)
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that choose tokens, each with its environment twin."""
+    for flag, _, kind, metavar, text in SAMPLING:
+        add_option(parser, flag, type=kind, help=text, metavar=metavar)
+    add_option(
+        parser,
+        "--logit-bias",
+        type=bias_pairs,
+        help="add VALUE to the logit of token ID; may be repeated",
+        metavar="ID=VALUE",
+        repeat=True,
+    )
+
+
+def sampling_keywords(arguments: argparse.Namespace) -> SamplingKeywords:
+    """What `add_sampling` read, as keyword arguments of `LLM.stream`; only what was given.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+    from hornito.runtime.sampler import sampling_params
+
+    found: dict[str, Any] = {}
+    for flag, keyword, *_ in SAMPLING:
+        value = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
+        if value is not None:
+            found[keyword] = value
+    biases: dict[int, float] = {}
+    for pairs in arguments.logit_bias or ():
+        biases |= pairs
+    if biases:
+        found["logit_bias"] = biases
+    keywords = cast("SamplingKeywords", found)
+    sampling_params(keywords, {})
+    return keywords

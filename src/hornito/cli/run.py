@@ -8,14 +8,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hornito.answer import join_logprobs
 from hornito.cli.chat import interrupting
 from hornito.cli.model import add_model, load_model
 from hornito.cli.options import (
     add_json,
     add_option,
+    add_sampling,
     positive_int,
+    sampling_keywords,
     token_ids,
-    zero_temperature,
 )
 from hornito.cli.output import print_json, rate
 from hornito.errors import HornitoError, UsageError
@@ -23,6 +25,7 @@ from hornito.progress import TerminalProgress
 
 if TYPE_CHECKING:
     from hornito.api import LLM, Chunk
+    from hornito.runtime.sampler import SamplingKeywords
 
 INTERRUPTED = 130
 
@@ -48,14 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens to generate at most (default 256; in a chat 1024)",
         metavar="N",
     )
-    add_option(
-        parser,
-        "--temp",
-        type=zero_temperature,
-        default=0.0,
-        help="temperature; so far 0 only, the most likely token each time",
-        metavar="T",
-    )
+    add_sampling(parser)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end at TEXT; may be repeated"
     )
@@ -75,6 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Loads the model, streams the answer, prints statistics when asked."""
     prompt = _prompt(arguments)
+    sampling = sampling_keywords(arguments)
     if prompt is None:
         return _chat(arguments)
     if arguments.max_tokens is None:
@@ -85,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 f"{arguments.model} has no tokenizer: give the prompt as token ids with --ids"
             )
-        return _answer(arguments, llm, prompt)
+        return _answer(arguments, llm, prompt, sampling)
 
 
 def _prompt(arguments: argparse.Namespace) -> str | list[int] | None:
@@ -126,10 +123,12 @@ def _chat(arguments: argparse.Namespace) -> int:
     return chat.run(arguments)
 
 
-def _answer(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) -> int:
+def _answer(
+    arguments: argparse.Namespace, llm: LLM, prompt: str | list[int], sampling: SamplingKeywords
+) -> int:
     """Streams one answer, then prints what was asked for."""
     timer = llm.time_gpu() if arguments.stats else None
-    chunks = _chunks(arguments, llm, prompt)
+    chunks = _chunks(arguments, llm, prompt, sampling)
     stopping: list[bool] = []
 
     def stop() -> None:
@@ -137,13 +136,11 @@ def _answer(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) ->
             raise KeyboardInterrupt
         stopping.append(True)
 
-    text: list[str] = []
-    ids: list[int] = []
+    pieces: list[Chunk] = []
     last: Chunk | None = None
     with interrupting(stop):
         for last in chunks:
-            text.append(last.text)
-            ids += last.token_ids
+            pieces.append(last)
             if not arguments.json:
                 print(last.text, end="", flush=True)
             if stopping:
@@ -155,13 +152,17 @@ def _answer(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) ->
     if last is None or (last.timings is None and not stopping):
         raise HornitoError("the answer ended without a finish reason")
     if arguments.json:
-        _print_json(arguments, llm, "".join(text), ids, last)
+        _print_json(arguments, llm, pieces)
     elif not stopping:
         if llm.has_tokenizer:
             print()
         if arguments.show_ids or not llm.has_tokenizer:
-            print(",".join(map(str, ids)))
+            print(",".join(str(token) for piece in pieces for token in piece.token_ids))
     sys.stdout.flush()
+    if not arguments.json:
+        for one in join_logprobs(pieces) or ():
+            top = "".join(f"  {token}: {value:.4f}" for token, value in one.top)
+            print(f"{one.token_id}: {one.logprob:.4f}{top}", file=sys.stderr)
     if arguments.stats and last.timings is not None:
         gpu_seconds = timer.seconds() if timer is not None else None
         print("\n".join(_statistics(llm, last, gpu_seconds)), file=sys.stderr, flush=True)
@@ -184,12 +185,15 @@ def _statistics(llm: LLM, last: Chunk, gpu_seconds: float | None) -> list[str]:
         f"prompt: {rate(timings.prompt_tokens, timings.prompt_seconds)}",
         f"decode: {rate(timings.decode_tokens, timings.decode_seconds)}"
         f" (finish: {last.finish_reason})",
+        *([f"seed: {last.seed}"] if last.seed is not None else []),
         f"device busy: {share}",
         llm.plan_summary(),
     ]
 
 
-def _chunks(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) -> Iterator[Chunk]:
+def _chunks(
+    arguments: argparse.Namespace, llm: LLM, prompt: str | list[int], sampling: SamplingKeywords
+) -> Iterator[Chunk]:
     """The answer to come; with --verbose, the prompt as the model gets it goes to stderr."""
     if isinstance(prompt, str) and llm.has_chat_template and not arguments.raw:
         messages = [{"role": "user", "content": prompt}]
@@ -200,9 +204,9 @@ def _chunks(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) ->
         return llm.stream_chat(
             messages,
             max_tokens=arguments.max_tokens,
-            temperature=arguments.temp,
             stop=tuple(arguments.stop),
             ignore_eos=arguments.ignore_eos,
+            **sampling,
         )
     if arguments.system is not None:
         raise UsageError("--system needs a chat template; this prompt goes to the model as it is")
@@ -213,9 +217,9 @@ def _chunks(arguments: argparse.Namespace, llm: LLM, prompt: str | list[int]) ->
     return llm.stream(
         prompt,
         max_tokens=arguments.max_tokens,
-        temperature=arguments.temp,
         stop=tuple(arguments.stop),
         ignore_eos=arguments.ignore_eos,
+        **sampling,
     )
 
 
@@ -223,20 +227,27 @@ def _show(text: str, count: int, kind: str) -> None:
     print(f"prompt ({kind}, {count} tokens):\n{text}\n--", file=sys.stderr, flush=True)
 
 
-def _print_json(
-    arguments: argparse.Namespace, llm: LLM, text: str, ids: list[int], last: Chunk
-) -> None:
+def _print_json(arguments: argparse.Namespace, llm: LLM, pieces: list[Chunk]) -> None:
+    last = pieces[-1]
     timings = last.timings
+    logprobs = join_logprobs(pieces)
     print_json(
         {
             "model": arguments.model,
             "device": llm.device_line,
-            "text": text,
-            "token_ids": ids,
+            "text": "".join(piece.text for piece in pieces),
+            "token_ids": [token for piece in pieces for token in piece.token_ids],
             "finish_reason": last.finish_reason or "interrupted",
             "prompt_tokens": timings.prompt_tokens if timings else None,
             "prompt_seconds": timings.prompt_seconds if timings else None,
             "decode_tokens": timings.decode_tokens if timings else None,
             "decode_seconds": timings.decode_seconds if timings else None,
+            "seed": last.seed,
+            "logprobs": None
+            if logprobs is None
+            else [
+                {"token_id": one.token_id, "logprob": one.logprob, "top": one.top}
+                for one in logprobs
+            ],
         }
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from hornito.cli.options import positive_int
+from hornito.cli.options import SAMPLING, positive_int
 from hornito.errors import UsageError
 
 if TYPE_CHECKING:
     from hornito.conversation import ChatSettings
+    from hornito.runtime.sampler import SamplingKeywords
 
 
 def _switch(text: str) -> bool:
@@ -30,6 +31,9 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "ignore-eos": ("ignore_eos", _switch),
 }
 
+#: Name, sampling keyword, how a value is read.
+_SAMPLING = {flag.removeprefix("--"): (key, convert) for flag, key, convert, *_ in SAMPLING}
+
 
 def set_setting(settings: ChatSettings, name: str, text: str) -> None:
     """Change one setting.
@@ -38,15 +42,29 @@ def set_setting(settings: ChatSettings, name: str, text: str) -> None:
         UsageError: no such setting, or a value that it does not take.
     """
     name = name.removeprefix("--").replace("_", "-")
-    if name not in SETTINGS:
-        raise UsageError(f"no setting is called '{name}'; there are {', '.join(SETTINGS)}")
+    if name not in SETTINGS and name not in _SAMPLING:
+        names = ", ".join([*SETTINGS, *_SAMPLING])
+        raise UsageError(f"no setting is called '{name}'; there are {names}")
     if not text:
         raise UsageError(f"/set {name} needs a value")
-    attribute, convert = SETTINGS[name]
     try:
-        setattr(settings, attribute, convert(text))
+        if name in _SAMPLING:
+            _set_sampling(settings, *_SAMPLING[name], text)
+        else:
+            attribute, convert = SETTINGS[name]
+            setattr(settings, attribute, convert(text))
     except (argparse.ArgumentTypeError, ValueError) as error:
         raise UsageError(f"/set {name}: {error}") from error
+
+
+def _set_sampling(
+    settings: ChatSettings, key: str, convert: Callable[[str], Any], text: str
+) -> None:
+    from hornito.runtime.sampler import sampling_params
+
+    changed = cast("SamplingKeywords", {**settings.sampling, key: convert(text)})
+    sampling_params(changed, {})
+    settings.sampling = changed
 
 
 def describe_settings(settings: ChatSettings) -> list[str]:
@@ -59,4 +77,6 @@ def describe_settings(settings: ChatSettings) -> list[str]:
         if isinstance(value, tuple):
             value = ", ".join(map(repr, value)) or "-"
         lines.append(f"{name} {value}")
+    given: dict[str, Any] = {**settings.sampling}
+    lines += [f"{name} {given[key]}" for name, (key, _) in _SAMPLING.items() if key in given]
     return lines
