@@ -1,4 +1,4 @@
-"""Sampling in float64 numpy, from the definitions in docs/sampling.md, and what tests do with it."""
+"""Sampling in float64 numpy, from the definitions in docs/sampling.md."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def uniform(seed: int, position: int) -> float:
     return (high * 2**32 + low) / 2**64
 
 
-def adjusted(logits: npt.ArrayLike, params: SamplingParams, counts: Counts | None = None) -> Doubles:
+def adjusted(
+    logits: npt.ArrayLike, params: SamplingParams, counts: Counts | None = None
+) -> Doubles:
     """Logits `[V]` after bias and penalties, before the temperature."""
     out = np.asarray(logits, np.float64).copy()
     for token, bias in params.logit_bias.items():
