@@ -173,6 +173,7 @@ GPU = DeviceReport(
 SOFT = dataclasses.replace(GPU, index=1, name="llvmpipe", kind="software")
 OLD = dataclasses.replace(GPU, name="Old", usable=False, reason="Vulkan 1.1, Hornito needs 1.2")
 WRONG = dataclasses.replace(GPU, problem="wrong results: linear/gemm, 3 of 100 with other bits")
+UNBUILT = dataclasses.replace(GPU, problem="not built: run python tools/build_kernels.py")
 NODE = Node("/dev/dri/renderD128", "660", "render", "", "")
 CLOSED = Node("/dev/dri/renderD128", "660", "render", "denied", "sudo usermod -aG render $USER")
 BARE = Surroundings("", False, (), False)
@@ -236,6 +237,7 @@ VERDICTS = [
     ),
     (facts(WRONG), 1, "Big GPU can't be trusted: wrong results", "--only-upgrade"),
     (facts(WRONG, SOFT), 1, "can't be trusted", "export HORNITO_DEVICE=1"),
+    (facts(UNBUILT), 1, "Hornito is not complete", "python tools/build_kernels.py"),
     (facts(platform="darwin"), 4, "No Vulkan driver", "install the Vulkan driver of your GPU"),
 ]
 

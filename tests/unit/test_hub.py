@@ -59,6 +59,9 @@ def test_pull_and_find(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
     assert resolve_model("org/tiny") == folder
     (entry,) = list_models()
     assert (entry.name, entry.kind) == ("org/tiny", "downloaded")
+    assert main(["compile", "org/tiny", str(folder / "x.vxm")]) == 0
+    assert main(["compile", "org/nothing", str(folder / "x.vxm")]) == 2
+    assert "hornito pull org/nothing" in capsys.readouterr().err
 
 
 @pytest.mark.gpu

@@ -7,7 +7,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
@@ -93,8 +93,9 @@ class Screen:
         self.interactive = source.isatty() and out.isatty()
         self.stats = stats or self.interactive
         if self.interactive:
-            # Line editing and history for input().
-            import readline  # noqa: F401
+            # Line editing and history for input(), where the system has them.
+            with suppress(ImportError):
+                import readline  # noqa: F401
 
     def read(self, prompt: str) -> str | None:
         """A line without its end, or None at the end of the input."""

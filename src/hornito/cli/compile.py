@@ -14,7 +14,9 @@ from hornito.progress import TerminalProgress
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's command line."""
-    parser.add_argument("source", metavar="SRC", help="GGUF file or Hugging Face directory")
+    parser.add_argument(
+        "source", metavar="SRC", help="GGUF file, Hugging Face directory, or a pulled ORG/REPO"
+    )
     parser.add_argument("out", metavar="OUT.vxm", help="package to write")
     add_option(
         parser,
@@ -32,12 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Compiles and prints what was covered."""
+    from hornito.cache import is_repository, resolve_model
     from hornito.compiler import compile_source
 
+    source = arguments.source
+    if is_repository(source):  # a path of that form comes first
+        source = str(resolve_model(source))
     with TerminalProgress() as progress:
-        report = compile_source(
-            arguments.source, arguments.out, weights=arguments.weights, progress=progress
-        )
+        report = compile_source(source, arguments.out, weights=arguments.weights, progress=progress)
     for warning in report.warnings:
         print(f"hornito: warning: {warning}", file=sys.stderr)
     if arguments.support_report:

@@ -21,10 +21,11 @@ from hornito.diag.environment import (
     surroundings,
     versions,
 )
-from hornito.errors import HornitoError, NoDeviceError
+from hornito.errors import HornitoError
 from hornito.vk.caps import Caps
 
 RUNS = 100
+_KERNELS = "python tools/build_kernels.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,7 @@ def examine_devices() -> tuple[list[DeviceReport], str]:
 
     try:
         infos = list_devices()
-    except NoDeviceError as error:
+    except HornitoError as error:
         return [], str(error)
     reports = []
     for info in infos:
@@ -202,25 +203,20 @@ def judge(facts: Facts) -> Verdict:
             return Verdict(
                 4, f"No device can run Hornito: {reasons}.", _install(facts, "driver"), warnings
             )
-        return Verdict(4, "No Vulkan driver offers a device.", _access(facts), warnings)
+        text = f"No Vulkan driver offers a device: {facts.device_error}."
+        return Verdict(4, text, _access(facts), warnings)
     broken = [device for device in usable if device.problem]
     good = [device for device in usable if not device.problem]
-    if broken and not good:
-        first = broken[0]
-        return Verdict(
-            1,
-            f"{first.name} can't be trusted: {first.problem}.",
-            _install(facts, "newer"),
-            warnings,
-        )
     if broken:
         names = ", ".join(device.name for device in broken)
-        return Verdict(
-            1,
-            f"{names} can't be trusted: {broken[0].problem}.",
-            f"export HORNITO_DEVICE={good[0].index}   # {good[0].name}",
-            warnings,
-        )
+        text = f"{names} can't be trusted: {broken[0].problem}."
+        if good:
+            command = f"export HORNITO_DEVICE={good[0].index}   # {good[0].name}"
+        elif _KERNELS in broken[0].problem:  # a source tree that was never built
+            text, command = f"Hornito is not complete: {broken[0].problem}.", _KERNELS
+        else:
+            command = _install(facts, "newer")
+        return Verdict(1, text, command, warnings)
     if all(device.kind == "software" for device in good):
         text = f"Hornito works, but only on the software device {good[0].name}, which is slow."
         if not _gpu_there(facts):

@@ -7,7 +7,6 @@ machines that they do not have.
 from __future__ import annotations
 
 import ctypes
-import grp
 import json
 import os
 import platform
@@ -199,6 +198,8 @@ def render_nodes(
 
 
 def _group(path: Path) -> str:
+    import grp  # not on every system
+
     number = path.stat().st_gid
     try:
         return grp.getgrgid(number).gr_name
