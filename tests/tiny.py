@@ -8,11 +8,11 @@ than a margin, and log-probabilities within a tolerance.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,8 @@ def golden(name: str) -> Golden:
 
 def random_ids(count: int, seed: int, vocabulary: int = VOCABULARY) -> list[int]:
     """Token ids that mean nothing."""
-    return np.random.default_rng(seed).integers(3, vocabulary, count).tolist()
+    ids: list[int] = np.random.default_rng(seed).integers(3, vocabulary, count).tolist()
+    return ids
 
 
 def write_llama(
@@ -196,11 +197,17 @@ def pending(session: Session) -> int:
     return session.pending
 
 
+def leave(run: Iterator[Any]) -> None:
+    """Close a generator before its end, as a loop that breaks does."""
+    cast("Generator[Any, None, None]", run).close()
+
+
 def log_softmax(logits: Floats) -> npt.NDArray[np.float64]:
     """In float64, over the last axis."""
     x = logits.astype(np.float64)
     x -= x.max(axis=-1, keepdims=True)
-    return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    x -= np.log(np.exp(x).sum(axis=-1, keepdims=True))
+    return x
 
 
 def margins(logits: Floats) -> Floats:

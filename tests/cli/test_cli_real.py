@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,10 @@ QUESTION = "What is the capital of France?"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def private_cache(tmp_path_factory: pytest.TempPathFactory) -> pytest.MonkeyPatch:
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     patch = pytest.MonkeyPatch()
     patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield patch
+    yield
     patch.undo()
 
 

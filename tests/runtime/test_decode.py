@@ -14,7 +14,17 @@ from hornito.runtime.decode import decode
 from hornito.runtime.engine import Engine
 from hornito.runtime.session import Session
 from hornito.vk.device import Device
-from tiny import CONTEXT, Answer, Compiled, answer, open_engine, pending, random_ids, write_llama
+from tiny import (
+    CONTEXT,
+    Answer,
+    Compiled,
+    answer,
+    leave,
+    open_engine,
+    pending,
+    random_ids,
+    write_llama,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -134,7 +144,7 @@ def test_stopping_early(engine: Engine, reference: Answer, taken: int) -> None:
         run = decode([session], [100], ignore_eos=True, steps=4)
         for _ in range(taken):
             tokens += next(run)[0]
-        run.close()
+        leave(run)
         assert len(tokens) == 1 + 4 * taken
         assert session.ids == PROMPT + tokens[:-1] and session.pending == tokens[-1]
         (more,), _ = collect([session], [COUNT - len(tokens)], ignore_eos=True, steps=8)
@@ -146,7 +156,7 @@ def test_a_run_that_never_began(engine: Engine) -> None:
     with Session(engine) as session:
         session.prefill(PROMPT)
         run = decode([session], [5])
-        run.close()
+        leave(run)
         assert session.position == len(PROMPT) and session.pending is not None
 
 
@@ -226,7 +236,7 @@ def test_an_engine_closed_during_a_run(device: Device, compiled: Compiled) -> No
         session.prefill(PROMPT)
         run = decode([session], [20], ignore_eos=True, steps=2)
         next(run)
-    run.close()
+    leave(run)
     session.close()
     with pytest.raises(SessionError, match="this model is closed"):
         Session(engine)

@@ -15,7 +15,7 @@ from hornito.runtime.engine import Engine
 from hornito.runtime.kv_cache import BlockPool, BlockTables
 from hornito.runtime.session import Session
 from hornito.vk.device import Device
-from tiny import Compiled, answer, open_engine, pending, random_ids
+from tiny import Compiled, answer, leave, open_engine, pending, random_ids
 
 pytestmark = pytest.mark.gpu
 
@@ -42,7 +42,7 @@ def test_decoding_takes_blocks_for_the_steps_in_flight(engine: Engine) -> None:
         run = decode([session], [200], ignore_eos=True, steps=4)
         next(run)
         assert session.position == 64 and used(engine) == [2]
-        run.close()
+        leave(run)
         for _ in decode([session], [8], ignore_eos=True, steps=4):
             pass
         assert session.position == 72 and used(engine) == [2]
