@@ -33,6 +33,16 @@ SHAPES = (
     (256, 1, 4),
     (100, 1, 2),
 )
+# Each takes LLVM seconds to compile for flash: every head size once, every group once.
+CHUNK_SHAPES = (
+    (8, 2, 8),
+    (16, 1, 2),
+    (64, 1, 7),
+    (80, 1, 2),
+    (96, 1, 3),
+    (128, 2, 2),
+    (256, 1, 1),
+)
 
 
 def bound(call: Call, expected: Array, states: list[ReferenceState]) -> Array:
@@ -177,12 +187,12 @@ def test_batch_with_a_window(bench: Bench, window: int) -> None:
 
 
 def test_batch_with_a_softcap(bench: Bench) -> None:
-    check_batch(bench, (24, 2, 2), half=False, softcap=5.0, window=70, score_scale=4.0)
+    check_batch(bench, (16, 2, 3), half=False, softcap=5.0, window=100, score_scale=4.0)
 
 
 def test_batch_with_large_scores(bench: Bench) -> None:
     """Scores of several hundred: the running maximum keeps exp in range."""
-    check_batch(bench, (64, 1, 2), half=False, lengths=(1, 65, 130, 200), score_scale=100.0)
+    check_batch(bench, (64, 1, 3), half=False, lengths=(1, 65, 130, 200), score_scale=100.0)
 
 
 def test_a_row_does_not_depend_on_the_other_rows(bench: Bench) -> None:
@@ -264,10 +274,10 @@ def test_positions_at_the_end_of_a_long_context(bench: Bench, kind: str) -> None
     assert_close(bench.run(call).value("y"), expected, limit)
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", CHUNK_SHAPES)
 def test_chunk(bench: Bench, shape: tuple[int, int, int]) -> None:
     """Chunks from position 0 and over a past that starts at unaligned positions."""
-    half = shape[2] % 2 == 1
+    half = shape[0] > 64
     check_chunk(bench, shape, 0, 17, half=half, bucket=32)
     check_chunk(bench, shape, 129, 9, half=half, bucket=32)
 
@@ -288,11 +298,11 @@ def test_chunk_with_a_window(bench: Bench, window: int, start: int) -> None:
 
 
 def test_chunk_with_a_softcap(bench: Bench) -> None:
-    check_chunk(bench, (24, 2, 2), 30, 40, half=False, softcap=5.0, window=20, score_scale=4.0)
+    check_chunk(bench, (16, 1, 2), 30, 40, half=False, softcap=5.0, window=20, score_scale=4.0)
 
 
 def test_chunk_with_large_scores(bench: Bench) -> None:
-    check_chunk(bench, (64, 1, 2), 60, 20, half=False, score_scale=100.0)
+    check_chunk(bench, (64, 1, 7), 60, 20, half=False, score_scale=100.0)
 
 
 @pytest.mark.parametrize("half", (False, True))
