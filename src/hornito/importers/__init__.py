@@ -13,7 +13,8 @@ from hornito.importers.source import LazyTensor, Source
 __all__ = ["LazyTensor", "Source", "open_source", "supported_model_types"]
 
 _FORMATS = (
-    "a GGUF file, or a Hugging Face directory with config.json, safetensors and tokenizer.json"
+    "a GGUF file, a Hugging Face directory with config.json, safetensors and tokenizer.json, or an "
+    "ONNX decoder (a file, or the directory of an export)"
 )
 
 
@@ -29,7 +30,8 @@ def open_source(path: str | os.PathLike[str], supported: Collection[str] | None 
     """Open a checkpoint by its content; no weight is read.
 
     Args:
-        path: a GGUF file, or a Hugging Face directory (or its config.json or weights file).
+        path: a GGUF file, a Hugging Face directory (or its config.json or weights file), or an ONNX
+            file or directory.
         supported: model types to accept; all that Hornito can build when None.
 
     Raises:
@@ -44,6 +46,10 @@ def open_source(path: str | os.PathLike[str], supported: Collection[str] | None 
     if where.is_file() and where.name in ("config.json", "model.safetensors"):
         where = where.parent
     if where.is_dir():
+        if _is_onnx_folder(where):
+            from hornito.importers.onnx import open_onnx
+
+            return open_onnx(where)
         if not (where / "config.json").exists():
             files = sorted(p.name for p in where.glob("*.gguf"))
             hint = f" Did you mean {where / files[0]}?" if files else ""
@@ -59,6 +65,18 @@ def open_source(path: str | os.PathLike[str], supported: Collection[str] | None 
         from hornito.importers.gguf import open_gguf
 
         return open_gguf(where, accepted)
+    # Protobuf has no magic number; an ONNX file begins with field 1, its IR version.
+    if where.suffix == ".onnx" or (len(magic) > 2 and magic[0] == 8 and magic[2] in (0x12, 0x3A)):
+        from hornito.importers.onnx import open_onnx
+
+        return open_onnx(where)
     raise UnsupportedError(
         f"{where}: of no known format (it starts with {magic.hex()}). Supported: {_FORMATS}"
     )
+
+
+def _is_onnx_folder(folder: Path) -> bool:
+    """Whether a directory holds an ONNX export and no safetensors, which are the first choice."""
+    if any(folder.glob("*.safetensors")):
+        return False
+    return any(folder.glob("*.onnx")) or any((folder / "onnx").glob("*.onnx"))

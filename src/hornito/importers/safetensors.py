@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -205,20 +206,26 @@ def _model_config(folder: Path, supported: Collection[str]) -> tuple[dict[str, A
     return config, False
 
 
-def open_directory(folder: Path, supported: Collection[str]) -> Source:
-    """Open a Hugging Face directory; no weight is read.
+@dataclass(frozen=True, slots=True)
+class FolderTexts:
+    """The tokenizer and what else a directory says about text; fields as in `Source`."""
 
-    Args:
-        folder: the directory with config.json.
-        supported: model types that Hornito can build.
+    tokenizer_json: bytes | None
+    chat_template: str | None
+    generation_config: dict[str, Any]
+    eos_ids: tuple[int, ...]
+    bos_id: int | None
+    add_bos: bool
+    token_strings: dict[str, str]
+    warnings: list[str]
+
+
+def folder_texts(folder: Path, config: Mapping[str, Any]) -> FolderTexts:
+    """Read the tokenizer's files of a directory, whatever format its weights have.
 
     Raises:
-        FormatError: a file is truncated or inconsistent; names the file and tensor.
-        UnsupportedError: a model type, dtype or weight format that is not supported.
+        FormatError: a file is malformed.
     """
-    raw_config, is_part = _model_config(folder, supported)
-    stored = _shards(folder)
-    config = complete_config(raw_config, str(folder / "config.json"), len(stored))
     generation = _object(folder / "generation_config.json")
     # special_tokens_map.json is the older place of the token strings.
     tokenizer_config = {
@@ -237,6 +244,35 @@ def open_directory(folder: Path, supported: Collection[str]) -> Source:
             f"{folder}: no tokenizer.json: the model takes and gives token ids only. With "
             "transformers, AutoTokenizer.from_pretrained(...).save_pretrained(...) writes one."
         )
+    bos_id, add_bos, strings = _start_rule(config, tokenizer, tokenizer_config)
+    return FolderTexts(
+        tokenizer_json=tokenizer_json,
+        chat_template=_template(folder, tokenizer_config),
+        generation_config=generation,
+        eos_ids=_eos_ids(config, generation, tokenizer, strings),
+        bos_id=bos_id,
+        add_bos=add_bos,
+        token_strings=strings,
+        warnings=warnings,
+    )
+
+
+def open_directory(folder: Path, supported: Collection[str]) -> Source:
+    """Open a Hugging Face directory; no weight is read.
+
+    Args:
+        folder: the directory with config.json.
+        supported: model types that Hornito can build.
+
+    Raises:
+        FormatError: a file is truncated or inconsistent; names the file and tensor.
+        UnsupportedError: a model type, dtype or weight format that is not supported.
+    """
+    raw_config, is_part = _model_config(folder, supported)
+    stored = _shards(folder)
+    config = complete_config(raw_config, str(folder / "config.json"), len(stored))
+    texts = folder_texts(folder, config)
+    warnings = texts.warnings
     tensors: dict[str, LazyTensor] = {}
     left_out = 0
     for name, entry in stored.items():
@@ -260,24 +296,23 @@ def open_directory(folder: Path, supported: Collection[str]) -> Source:
             f"{folder}: {left_out} tensors of the vision part are left out: text goes in, no images"
         )
     tensors = checked_tensors(config, tensors, str(folder))
-    bos_id, add_bos, strings = _start_rule(config, tokenizer, tokenizer_config)
     licence = config.get("license")
     title = raw_config.get("_name_or_path") or folder.resolve().name
     return Source(
         model_type=config["model_type"],
         config=config,
         tensors=tensors,
-        tokenizer_json=tokenizer_json,
-        chat_template=_template(folder, tokenizer_config),
-        generation_config=generation,
-        eos_ids=_eos_ids(config, generation, tokenizer, strings),
-        bos_id=bos_id,
-        add_bos=add_bos,
+        tokenizer_json=texts.tokenizer_json,
+        chat_template=texts.chat_template,
+        generation_config=texts.generation_config,
+        eos_ids=texts.eos_ids,
+        bos_id=texts.bos_id,
+        add_bos=texts.add_bos,
         format="safetensors",
         path=str(folder),
         name=title if isinstance(title, str) else None,
         licence=licence if isinstance(licence, str) else None,
         file_tensor_names=tuple(stored),
         warnings=warnings,
-        token_strings=strings,
+        token_strings=texts.token_strings,
     )

@@ -10,13 +10,16 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import FormatError, HornitoError
 from hornito.quant.ggml import BlockFormat, dequantise_rows
+
+if TYPE_CHECKING:
+    from hornito.graph.graph import Graph
 
 Floats = npt.NDArray[np.float32]
 RowReader = Callable[[int, int], Floats]
@@ -96,6 +99,15 @@ class LazyTensor:
         return self.load().astype(np.float32, copy=False)
 
 
+@dataclass(frozen=True, slots=True)
+class SourceNode:
+    """A node of a source that is a graph; `folded` says why no operation stands for it."""
+
+    name: str
+    op: str
+    folded: str = ""
+
+
 @dataclass(slots=True)
 class Source:
     """A checkpoint as its importer found it. See the package docs for each field's rules.
@@ -111,13 +123,17 @@ class Source:
         eos_ids: every id that ends an answer (the union of what the files say).
         bos_id: the id that starts a sequence, if there is one.
         add_bos: whether plain text is encoded with `bos_id` in front.
-        format: `gguf` or `safetensors`.
+        format: `gguf`, `safetensors` or `onnx`.
         path: the file or directory.
         name: the model's own name, if it tells.
         licence: its licence, if it tells.
         file_tensor_names: names of all tensors in the files, as they stand there.
         warnings: what a user should know before trusting the result.
         token_strings: text of `bos_token`, `eos_token` and others that templates ask for.
+        builder: for a source that is a graph (ONNX), makes Hornito's from it, given the storage
+            type of matrices; None when the module of `model_type` builds it.
+        nodes: every node of such a source, in its order.
+        patterns: what was recognised in it, and how often.
     """
 
     model_type: str
@@ -136,6 +152,9 @@ class Source:
     file_tensor_names: tuple[str, ...] = ()
     warnings: list[str] = field(default_factory=list)
     token_strings: dict[str, str] = field(default_factory=dict)
+    builder: Callable[[str], Graph] | None = field(default=None, repr=False)
+    nodes: tuple[SourceNode, ...] = field(default=(), repr=False)
+    patterns: dict[str, int] = field(default_factory=dict)
 
 
 def mapped_tensor(

@@ -1,0 +1,1 @@
+"""Matchers: one file for each kind of thing that exports spell out."""

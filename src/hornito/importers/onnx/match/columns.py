@@ -1,0 +1,163 @@
+"""Turning described columns into raised values: slices of joined projections, and RoPE."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hornito.importers.onnx.values import (
+    Active,
+    Capped,
+    Const,
+    Norm,
+    Rows,
+    Unmatched,
+    Value,
+    columns,
+    plain_term,
+)
+
+if TYPE_CHECKING:
+    from hornito.importers.onnx.lift import Lift
+
+
+def as_rows(cx: Lift, value: Value | None, root: int) -> Rows:
+    """Activations as columns of a raised value; pending activation functions are raised."""
+    if isinstance(value, Rows):
+        return value
+    if isinstance(value, Active):
+        x = settle(cx, value.x, root)
+        width = cx.dag.nodes[x.value].width
+        name = value.activation
+        made = cx.dag.emit("activation", [x.value], {"activation": name}, width=width, root=root)
+        cx.note(f"activation {name}")
+        return columns(made, x.terms[0].cols.shape, x.axis, x.dim)
+    if isinstance(value, Norm) and value.stage == "normed":
+        from hornito.importers.onnx.match.norms import finish
+
+        width = value.x.arrays[0].shape[-1]
+        return finish(cx, value, Const(np.ones(width, np.float32)), None, root)
+    if isinstance(value, Capped):
+        raise Unmatched("a soft cap on activations that are no logits")
+    raise Unmatched(f"{type(value).__name__} where activations are expected")
+
+
+def settle(cx: Lift, rows: Rows, root: int) -> Rows:
+    """The same activations as all columns, in order, of a raised value.
+
+    Raises:
+        Unmatched: they are scaled, or columns that no raised operation makes.
+    """
+    if rows.factor != 1.0:
+        raise Unmatched(f"activations are multiplied by {rows.factor:g}")
+    if not rows.plain:
+        return _turned(cx, rows, root)
+    cols = rows.terms[0].cols
+    flat = cols.reshape(-1)
+    node = cx.dag.nodes[rows.value]
+    if len(flat) == node.width and np.array_equal(flat, np.arange(node.width)):
+        return rows
+    start = int(flat[0]) if len(flat) else 0
+    if node.op == "linear" and np.array_equal(flat, np.arange(start, start + len(flat))):
+        made = cx.dag.sliced(node, start, start + len(flat), root=root)
+        return columns(made, cols.shape, rows.axis, rows.dim)
+    raise Unmatched("columns of activations in another order")
+
+
+def _turned(cx: Lift, rows: Rows, root: int) -> Rows:
+    """RoPE: `x * cos + rotate_half(x) * sin`, over the first dims of every head."""
+    shape = rows.terms[0].cols.shape
+    if len(shape) < 2:
+        raise Unmatched("a rotation of rows without heads")
+    head_dim = shape[-1]
+    heads = math.prod(shape[:-1])
+    lanes = _lanes(rows, heads, head_dim)
+    base = int(min(lanes["own"].min(), lanes["other"].min()))
+    size = heads * head_dim
+    turned = lanes["coef"][0] != 0
+    rotary = int(turned.sum())
+    half = rotary // 2
+    order = np.arange(size).reshape(heads, head_dim) + base
+    partner = order.copy()
+    partner[:, :half] += half
+    partner[:, half:rotary] -= half
+    sign = np.where(np.arange(rotary) < half, -1.0, 1.0)
+    scale = float(lanes["coef"][0, 0])
+    freq = lanes["freq"][0, :half]
+    ok = (
+        rotary % 2 == 0
+        and rotary > 0
+        and bool(turned[:rotary].all())
+        and np.array_equal(lanes["own"], order)
+        and np.array_equal(lanes["other"][:, :rotary], partner[:, :rotary])
+        and bool((lanes["coef"][:, :rotary] == scale).all())
+        and bool((lanes["sine"][:, :rotary] == scale * sign).all())
+        and bool((lanes["freq"][:, :half] == freq).all())
+        and bool((lanes["freq"][:, half:rotary] == freq).all())
+    )
+    if not ok:
+        raise Unmatched(
+            "a rotation of columns that is no RoPE on halves (interleaved pairs are not supported)"
+        )
+    plain = Rows(rows.value, rows.axis, rows.dim, (plain_term(order.reshape(shape)),))
+    x = settle(cx, plain, root)
+    table = cx.dag.frequencies(explained(freq))
+    attrs = {"heads": heads, "head_dim": head_dim, "scale": scale}
+    made = cx.dag.emit("rope", [x.value, "positions", table], attrs, width=size, root=root)
+    cx.note("RoPE" if rotary == head_dim else "RoPE of a part of each head")
+    return columns(made, shape, rows.axis, rows.dim)
+
+
+def _lanes(rows: Rows, heads: int, head_dim: int) -> dict[str, npt.NDArray[np.float64]]:
+    """Per head and dim: the column times cos (or passed on), the one times sin, and how much."""
+    size = (heads, head_dim)
+    own, other = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
+    coef, sine, freq = (np.zeros(size) for _ in range(3))
+    passed = np.zeros(size, bool)
+    for term in rows.terms:
+        cols, c, kind, f = (a.reshape(size) for a in (term.cols, term.coef, term.kind, term.freq))
+        live = c != 0
+        for wanted, into in ((1, own), (2, other)):
+            here = live & (kind == wanted)
+            if (into[here] >= 0).any():
+                raise Unmatched("a sum of more rotations than RoPE has")
+            into[here] = cols[here]
+            (coef if wanted == 1 else sine)[here] = c[here]
+            if (freq[here] != 0).any() and not np.array_equal(freq[here], f[here]):
+                raise Unmatched("a rotation by two frequencies")
+            freq[here] = f[here]
+        here = live & (kind == 0)
+        if (own[here] >= 0).any() or (c[here] != 1).any():
+            raise Unmatched("a sum of columns that is no RoPE")
+        own[here] = other[here] = cols[here]
+        passed |= here
+    if ((own < 0) | (other < 0)).any() or (passed & (coef != 0)).any():
+        raise Unmatched("a rotation without cos or sin")
+    return {"own": own, "other": other, "coef": coef, "sine": sine, "freq": freq}
+
+
+def explained(freq: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    """Frequencies in fp32; those of plain RoPE, `theta^(-2i/R)`, are computed anew, so that a file
+    in half precision loses nothing."""
+    stored = freq.astype(np.float32)
+    half = len(freq)
+    positive = bool((freq > 0).all()) and half > 1
+    if not positive:
+        return stored
+    index = np.arange(half) / half
+    slope = -float(np.dot(index, np.log(freq)) / np.dot(index, index))
+    theta = float(np.exp(slope))
+    for digits in (1, 2, 3, 4):
+        nice = float(f"{theta:.{digits - 1}e}")
+        exact = nice ** -index
+        if float(np.abs(exact / freq - 1).max()) < 4e-7:
+            return exact.astype(np.float32)
+        with np.errstate(all="ignore"):
+            if np.array_equal(exact.astype(np.float16), freq.astype(np.float16)) and np.array_equal(
+                freq, freq.astype(np.float16)
+            ):
+                return exact.astype(np.float32)
+    return stored
