@@ -1,4 +1,4 @@
-"""One device for the op tests of a file, with the validation layer's objections raised at the end."""
+"""One device per file of op tests; the validation layer's objections are raised at its end."""
 
 from __future__ import annotations
 
