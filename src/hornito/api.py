@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
@@ -17,17 +16,16 @@ from hornito.ops.rope import original_max
 from hornito.package import Package, open_package
 from hornito.plan.plan import PlanOptions
 from hornito.progress import NullProgress, Progress
-from hornito.runtime.decode import decode_records
+from hornito.request import AnswerKeywords, Request
 from hornito.runtime.engine import Engine, fit_context
+from hornito.runtime.overflow import REFUSE, Overflow
+from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
-from hornito.runtime.sampler import (
-    Sampler,
-    SamplingKeywords,
-    SamplingParams,
-    sampling_params,
-)
+from hornito.runtime.sampler import Sampler
 from hornito.runtime.session import Session
+from hornito.runtime.snapshot import Snapshot
 from hornito.scoring import Score, score
+from hornito.streaming import stream_answer
 from hornito.vk.device import Device, open_device
 
 if TYPE_CHECKING:
@@ -35,11 +33,21 @@ if TYPE_CHECKING:
     from hornito.text.tokenizer import Tokenizer
     from hornito.vk.timing import SubmissionTimer
 
-__all__ = ["LLM", "Chunk", "Generation", "Score", "Session", "Timings", "TokenLogprob", "load"]
+__all__ = [
+    "LLM",
+    "Chunk",
+    "Generation",
+    "Overflow",
+    "Score",
+    "Session",
+    "Snapshot",
+    "Timings",
+    "TokenLogprob",
+    "load",
+]
 
 PRECISIONS = ("high", "normal")
 KV_TYPES = ("fp32", "fp16")
-DEFAULT_MAX_TOKENS = 256
 _STEPS = {"software": 1, "integrated": 4}
 _STEPS_DISCRETE = 16
 
@@ -53,6 +61,8 @@ def load(
     kv: str | None = None,
     weights: str | None = None,
     slots: int = 1,
+    kv_bytes: int | None = None,
+    rewind_budget: int = 64,
     progress: Progress | None = None,
 ) -> LLM:
     """Load a model onto a Vulkan device.
@@ -67,6 +77,8 @@ def load(
         kv: KV cache type, `fp32` or `fp16`; by default fp32 with `high`, else fp16.
         weights: storage type when `model` is a source, `fp32` or `fp16` (default).
         slots: sessions that may be open at once.
+        kv_bytes: size of the KV pools; by default every slot can fill its context.
+        rewind_budget: positions that sliding layers keep beyond their window.
         progress: told about compiling, pipelines and weights.
 
     Raises:
@@ -76,8 +88,8 @@ def load(
     _one_of("precision", precision, PRECISIONS)
     kv = kv or ("fp32" if precision == "high" else "fp16")
     _one_of("kv", kv, KV_TYPES)
-    if slots < 1 or (context is not None and context < 1):
-        raise UsageError("slots and context must be at least 1")
+    if slots < 1 or (context is not None and context < 1) or rewind_budget < 0:
+        raise UsageError("slots and context must be at least 1, rewind_budget at least 0")
     package = _open_model(model, weights, progress)
     try:
         opened = open_device(device)
@@ -91,6 +103,8 @@ def load(
         precision=precision,
         kv_half=kv == "fp16",
         slots=slots,
+        kv_bytes=kv_bytes,
+        rewind_budget=rewind_budget,
         progress=progress,
     )
 
@@ -134,6 +148,8 @@ class LLM:
         precision: str = "normal",
         kv_half: bool = True,
         slots: int = 1,
+        kv_bytes: int | None = None,
+        rewind_budget: int = 64,
         progress: Progress | None = None,
     ) -> None:
         self._package = package
@@ -145,7 +161,11 @@ class LLM:
         try:
             graph = Graph.from_json(package.manifest.graph)
             options = PlanOptions(
-                context=context or _fact(facts, "context_length"), kv_half=kv_half, slots=slots
+                context=context or _fact(facts, "context_length"),
+                kv_half=kv_half,
+                slots=slots,
+                kv_bytes=kv_bytes,
+                rewind_budget=rewind_budget,
             )
             options = fit_context(graph, device, options, requested=context is not None)
             self.engine = Engine(
@@ -254,10 +274,8 @@ class LLM:
         self,
         prompt: str | Sequence[int],
         *,
-        max_tokens: int = ...,
-        stop: Sequence[str] = ...,
-        ignore_eos: bool = ...,
-        **sampling: Unpack[SamplingKeywords],
+        prefix: Snapshot | None = ...,
+        **keywords: Unpack[AnswerKeywords],
     ) -> Generation: ...
 
     @overload
@@ -265,20 +283,16 @@ class LLM:
         self,
         prompt: list[str] | list[list[int]],
         *,
-        max_tokens: int = ...,
-        stop: Sequence[str] = ...,
-        ignore_eos: bool = ...,
-        **sampling: Unpack[SamplingKeywords],
+        prefix: None = ...,
+        **keywords: Unpack[AnswerKeywords],
     ) -> list[Generation]: ...
 
     def generate(
         self,
         prompt: str | Sequence[int] | list[str] | list[list[int]],
         *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        **sampling: Unpack[SamplingKeywords],
+        prefix: Snapshot | None = None,
+        **keywords: Unpack[AnswerKeywords],
     ) -> Generation | list[Generation]:
         """Complete a prompt, or each of a list of prompts; see `stream` for the arguments.
 
@@ -286,24 +300,36 @@ class LLM:
         (`load(..., slots=8)`); the others wait for one.
         """
         prompts = many(prompt)
-        if prompts is not None:
-            self._check(max_tokens, stop)
-            return generate_batch(
-                self,
-                [self._prompt_ids(one) for one in prompts],
-                lambda sampler: self._new_answer(max_tokens, stop, ignore_eos, True, sampler),
-                self._params(sampling),
-                max_tokens=max_tokens,
-                ignore_eos=ignore_eos,
-            )
-        chunks = self.stream(
-            cast("str | Sequence[int]", prompt),
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            **sampling,
+        if prompts is None:
+            one = cast("str | Sequence[int]", prompt)
+            return join(self.stream(one, prefix=prefix, **keywords))
+        if prefix is not None:
+            raise UsageError("a prefix goes with one prompt, not with a list")
+        request = self._request(keywords)
+        return generate_batch(
+            self,
+            [self._prompt_ids(one, request.overflow) for one in prompts],
+            lambda sampler: self._new_answer(request, sampler),
+            request.params,
+            max_tokens=request.max_tokens,
+            ignore_eos=request.ignore_eos,
         )
-        return join(chunks)
+
+    def prefill(self, prompt: str | Sequence[int]) -> Snapshot:
+        """Evaluate a prefix once, to start prompts from.
+
+        `generate(text, prefix=...)` continues it; and while the snapshot lives, every prompt that
+        begins with its tokens starts from it by itself. It holds KV blocks until `release()`.
+
+        Raises:
+            ContextOverflowError: it does not fit the context.
+            SessionError: no slot is free.
+        """
+        ids = self._prompt_ids(prompt)
+        with Session(self.engine) as session:
+            reused = start_from_prefix(session, ids)
+            session.prefill(ids[reused:])
+            return session.snapshot()
 
     def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score:
         """How likely the model finds `continuation` after `prompt`.
@@ -321,133 +347,101 @@ class LLM:
         return score(self, prompt, continuation)
 
     def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        **sampling: Unpack[SamplingKeywords],
+        self, messages: Sequence[Mapping[str, Any]], **keywords: Unpack[AnswerKeywords]
     ) -> Generation:
         """Answer a conversation; see `stream` for the arguments."""
-        return join(
-            self.stream_chat(
-                messages,
-                max_tokens=max_tokens,
-                stop=stop,
-                ignore_eos=ignore_eos,
-                **sampling,
-            )
-        )
+        return join(self.stream_chat(messages, **keywords))
 
     def stream_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        **sampling: Unpack[SamplingKeywords],
+        self, messages: Sequence[Mapping[str, Any]], **keywords: Unpack[AnswerKeywords]
     ) -> Iterator[Chunk]:
         """Answer a conversation piece by piece; see `stream`."""
-        return self.stream(
-            self.chat_ids(messages),
-            max_tokens=max_tokens,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            continuation=False,
-            **sampling,
-        )
+        keywords.setdefault("continuation", False)
+        return self.stream(self.chat_ids(messages), **keywords)
 
     def stream(
         self,
         prompt: str | Sequence[int],
         *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        continuation: bool = True,
-        **sampling: Unpack[SamplingKeywords],
+        prefix: Snapshot | None = None,
+        **keywords: Unpack[AnswerKeywords],
     ) -> Iterator[Chunk]:
         """Complete a prompt piece by piece.
 
+        A prompt starts from the live snapshot that shares most of its tokens, if there is one;
+        `Timings.reused_tokens` says how many were not evaluated again.
+
         Args:
             prompt: text (control tokens in it stay text), or token ids.
-            max_tokens: new tokens at most.
-            stop: strings that end the answer; they are not part of it.
-            ignore_eos: go on past end tokens.
-            continuation: the text goes on from the prompt, so that its first space counts; False
-                for an answer that stands alone, as in a chat.
-            sampling: how tokens are chosen (temperature, top_k, top_p, min_p, penalties,
-                logit_bias, seed, logprobs); see `hornito.runtime.sampler.SamplingKeywords`. The
+            prefix: what the prompt goes on from, a snapshot of `prefill` or of a session.
+            keywords: length, end and choice of tokens; see `hornito.request.AnswerKeywords`. The
                 default is greedy, whatever the model's generation_config says.
 
         Raises:
             ContextOverflowError: the prompt does not fit the context.
             UsageError: an argument is wrong.
         """
-        self._check(max_tokens, stop)
-        params = self._params(sampling)
-        ids = self._prompt_ids(prompt)
-        return self._stream(ids, max_tokens, tuple(stop), ignore_eos, continuation, params)
+        request = self._request(keywords)
+        if prefix is None:
+            ids = self._prompt_ids(prompt, request.overflow)
+            return self._stream(ids, request)
+        prefix.check()
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, add_bos=False)
+        else:
+            ids = list(prompt)
+        self._check_length(prefix.position + len(ids), request.overflow)
+        return self._stream_behind(prefix, ids, request)
 
-    def _params(self, sampling: SamplingKeywords) -> SamplingParams:
-        """The sampling parameters that keywords ask for."""
-        params = sampling_params(sampling, self._package.manifest.generation)
-        params.check_vocabulary(self.engine.vocabulary)
-        return params
+    def _request(self, keywords: AnswerKeywords) -> Request:
+        """The checked keywords."""
+        return Request.of(
+            keywords,
+            self._package.manifest.generation,
+            vocabulary=self.engine.vocabulary,
+            has_tokenizer=self.has_tokenizer,
+        )
 
-    def _check(self, max_tokens: int, stop: Sequence[str]) -> None:
-        """Raise UsageError for what no answer can be made with."""
-        if max_tokens < 1:
-            raise UsageError(f"max_tokens must be at least 1, not {max_tokens}")
-        if stop and not self.has_tokenizer:
-            raise UsageError("stop strings need a tokenizer, which this package lacks")
-
-    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        """The ids of a prompt, which must fit."""
+    def _prompt_ids(self, prompt: str | Sequence[int], overflow: Overflow = REFUSE) -> list[int]:
+        """The ids of a prompt, which must fit unless the policy shortens it."""
         ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not ids:
             raise UsageError("the prompt is empty")
-        if len(ids) > self.context:
-            raise ContextOverflowError(
-                f"the prompt has {len(ids)} tokens; the context holds {self.context}. Load with a "
-                "larger context or shorten the prompt",
-                tokens=len(ids),
-                context=self.context,
-            )
+        self._check_length(len(ids), overflow)
         return ids
 
-    def _new_answer(
-        self,
-        max_tokens: int,
-        stop: Sequence[str],
-        ignore_eos: bool,
-        continuation: bool,
-        sampler: Sampler,
-    ) -> Answer:
+    def _check_length(self, length: int, overflow: Overflow) -> None:
+        if length > self.context and not overflow.applies(length, self.context):
+            raise ContextOverflowError(
+                f"the prompt has {length} tokens; the context holds {self.context}. Load with a "
+                "larger context, shorten the prompt, or give overflow=Overflow('truncate')",
+                tokens=length,
+                context=self.context,
+            )
+
+    def _new_answer(self, request: Request, sampler: Sampler) -> Answer:
         return Answer(
             self.tokenizer if self.has_tokenizer else None,
-            max_tokens=max_tokens,
-            stop=stop,
-            ends=() if ignore_eos else self.engine.eos_ids,
-            continuation=continuation,
+            max_tokens=request.max_tokens,
+            stop=request.stop,
+            ends=() if request.ignore_eos else self.engine.eos_ids,
+            continuation=request.continuation,
             sampler=sampler,
         )
 
-    def _stream(
-        self,
-        ids: list[int],
-        max_tokens: int,
-        stop: tuple[str, ...],
-        ignore_eos: bool,
-        continuation: bool,
-        params: SamplingParams,
-    ) -> Iterator[Chunk]:
+    def _stream(self, ids: list[int], request: Request) -> Iterator[Chunk]:
         with Session(self.engine) as session:
-            sampler = Sampler.start(params, len(ids))
-            answer = self._new_answer(max_tokens, stop, ignore_eos, continuation, sampler)
-            yield from self._continue(session, ids, answer, sampler, max_tokens, ignore_eos)
+            reused = start_from_prefix(session, ids)
+            yield from self._continue(session, ids[reused:], request, reused)
+
+    def _stream_behind(self, prefix: Snapshot, ids: list[int], request: Request) -> Iterator[Chunk]:
+        with Session(self.engine) as session:
+            session.restore(prefix)
+            if not ids:
+                # At least one token is evaluated: the prefix's last one.
+                ids = session.ids[-1:]
+                session.rewind(session.position - 1)
+            yield from self._continue(session, ids, request, session.position)
 
     def session(self) -> Session:
         """A session of your own, in a slot of this model; a context manager.
@@ -458,15 +452,7 @@ class LLM:
         return Session(self.engine)
 
     def stream_session(
-        self,
-        session: Session,
-        ids: Sequence[int],
-        *,
-        max_tokens: int = DEFAULT_MAX_TOKENS,
-        stop: Sequence[str] = (),
-        ignore_eos: bool = False,
-        continuation: bool = True,
-        **sampling: Unpack[SamplingKeywords],
+        self, session: Session, ids: Sequence[int], **keywords: Unpack[AnswerKeywords]
     ) -> Iterator[Chunk]:
         """Evaluate `ids` behind what a session holds and stream what follows.
 
@@ -475,44 +461,32 @@ class LLM:
         Args:
             session: of this model's engine, from `session()`.
             ids: at least one token id.
-            max_tokens, stop, ignore_eos, continuation, sampling: as for `stream`. Everything that
-                the session holds counts as prompt.
+            keywords: as for `stream`. Everything that the session holds counts as prompt.
         """
-        sampler = Sampler.start(self._params(sampling), session.position + len(ids))
-        answer = self._new_answer(max_tokens, stop, ignore_eos, continuation, sampler)
-        yield from self._continue(session, ids, answer, sampler, max_tokens, ignore_eos)
+        return self._continue(session, ids, self._request(keywords))
 
     def _continue(
-        self,
-        session: Session,
-        ids: Sequence[int],
-        answer: Answer,
-        sampler: Sampler,
-        max_tokens: int,
-        ignore_eos: bool,
+        self, session: Session, ids: Sequence[int], request: Request, reused: int = 0
     ) -> Iterator[Chunk]:
-        """Evaluate `ids` in a session and give the pieces of the answer."""
-        began = time.monotonic()
-        session.prefill(ids, sampler=sampler)
-        prefilled = time.monotonic()
-        assert session.record is not None
-        piece = answer.take([session.record])
-        if piece.text or piece.token_ids:
-            yield piece
-        if not answer.ended():
-            runs = decode_records(
-                [session],
-                [max_tokens - 1],
-                ignore_eos=ignore_eos,
-                steps=self.steps_per_submission,
-                samplers=[sampler],
-            )
-            for (records,) in runs:
-                yield answer.take(records)
-                if answer.ended():
-                    break
-        ended = time.monotonic()
-        yield answer.last(Timings(len(ids), prefilled - began, answer.count - 1, ended - prefilled))
+        sampler = Sampler.start(request.params, session.position + len(ids))
+        return stream_answer(
+            session,
+            ids,
+            self._new_answer(request, sampler),
+            sampler,
+            max_tokens=request.max_tokens,
+            ignore_eos=request.ignore_eos,
+            steps=self.steps_per_submission,
+            overflow=request.overflow,
+            reused=reused,
+        )
+
+    def release_prefill(self) -> int:
+        """Free the memory of prompt evaluation once prefixes are in place; returns the bytes.
+
+        Later prompts are evaluated one token at a time.
+        """
+        return self.engine.release_prefill()
 
     # -- reports ----------------------------------------------------------------------------
 

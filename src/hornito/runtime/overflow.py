@@ -7,7 +7,6 @@ run on those tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hornito.errors import UsageError
@@ -38,8 +37,12 @@ class Overflow:
         if self.keep_first < 0 or (self.keep_last is not None and self.keep_last < 1):
             raise UsageError("keep_first must be at least 0 and keep_last at least 1")
 
-    def kept(self, ids: Sequence[int], context: int) -> list[int]:
-        """The tokens that stay of a sequence that is too long.
+    def applies(self, positions: int, context: int) -> bool:
+        """Whether a sequence of that many positions is to be rebuilt."""
+        return self.policy == "truncate" and positions > context
+
+    def kept(self, length: int, context: int) -> list[int]:
+        """Which positions of a sequence that is too long stay, in order.
 
         Raises:
             UsageError: keep_first and keep_last leave no room for a new token.
@@ -52,6 +55,10 @@ class Overflow:
                 f"keep_first {self.keep_first} and keep_last {last} leave no room in a context of "
                 f"{context}"
             )
-        if len(ids) <= self.keep_first + last:
-            return list(ids)
-        return [*ids[: self.keep_first], *ids[len(ids) - last :]]
+        if length <= self.keep_first + last:
+            return list(range(length))
+        return [*range(self.keep_first), *range(length - last, length)]
+
+
+REFUSE = Overflow()
+"""The default policy: an error."""

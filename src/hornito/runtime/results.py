@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Wall-clock seconds of an answer: evaluating the prompt, and everything after."""
+    """Wall-clock seconds of an answer: evaluating the prompt, and everything after.
+
+    `reused_tokens` of the `prompt_tokens` were not evaluated: a live snapshot held them.
+    """
 
     prompt_tokens: int
     prompt_seconds: float
     decode_tokens: int
     decode_seconds: float
+    reused_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from hornito.ops.base import ROW_EMBEDDED, ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import LOGITS_ROWS
 from hornito.runtime.engine import Engine, Record, RowUpdate
 from hornito.runtime.kv_cache import SequenceBlocks
+from hornito.runtime.overflow import Overflow
 from hornito.runtime.sampler import Sampler, sampling_updates
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 
@@ -211,8 +212,8 @@ class Session:
             )
             out[start : start + live] = self.engine.host_floats(f"{kind}.given_logprob", live)
 
-    def _admit(self, given: Sequence[int]) -> list[int]:
-        """The ids as plain integers, when they can be evaluated."""
+    def _admit(self, given: Sequence[int], *, room: bool = True) -> list[int]:
+        """The ids as plain integers, when they can be evaluated behind what is there."""
         self.check_open()
         try:
             ids = [operator.index(token) for token in given]
@@ -224,7 +225,8 @@ class Session:
         for token in ids:
             if not 0 <= token < vocabulary:
                 raise UsageError(f"token id {token} is outside the vocabulary of {vocabulary}")
-        self._check_room(len(ids))
+        if room:
+            self._check_room(len(ids))
         return ids
 
     def _check_room(self, count: int) -> None:
@@ -383,6 +385,25 @@ class Session:
             self._run(kept)
             self.pending = None
         self.fresh = False
+
+    def rebuild(
+        self, ids: Sequence[int], overflow: Overflow, sampler: Sampler | None = None
+    ) -> None:
+        """Start again, at position 0, from the tokens of `ids` that the policy keeps.
+
+        Args:
+            ids: the whole sequence, of which the session's own ids are the beginning.
+
+        Raises:
+            UsageError: the policy leaves no room for a new token.
+        """
+        kept = overflow.kept(len(ids), self.engine.context)
+        tokens = [ids[at] for at in kept]
+        vectors = {new: self.vectors[at] for new, at in enumerate(kept) if at in self.vectors}
+        self._admit([token for token in tokens if token != EMBEDDED], room=False)
+        self.rewind(0)
+        self.vectors = vectors
+        self._run(tokens, sampler=sampler)
 
     # -- snapshots --------------------------------------------------------------------------
 

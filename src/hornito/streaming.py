@@ -1,0 +1,80 @@
+"""One answer from one session, piece by piece: prefill, decode runs, and the context's end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hornito.runtime.decode import decode_records
+from hornito.runtime.overflow import Overflow
+from hornito.runtime.results import Chunk, Timings
+
+if TYPE_CHECKING:
+    from hornito.answer import Answer
+    from hornito.runtime.sampler import Sampler
+    from hornito.runtime.session import Session
+
+
+def stream_answer(
+    session: Session,
+    ids: Sequence[int],
+    answer: Answer,
+    sampler: Sampler,
+    *,
+    max_tokens: int,
+    ignore_eos: bool,
+    steps: int,
+    overflow: Overflow,
+    reused: int = 0,
+) -> Iterator[Chunk]:
+    """Evaluate `ids` behind what the session holds and give the pieces of the answer.
+
+    Args:
+        answer: takes the records that the device returns.
+        sampler: how tokens are chosen.
+        max_tokens, ignore_eos, overflow: as for `LLM.stream`.
+        steps: decode steps of one submission.
+        reused: tokens of the prompt that the session held already, for the timings.
+
+    Raises:
+        ContextOverflowError: they do not fit and the policy is `error`.
+    """
+    began = time.monotonic()
+    prompt = reused + len(ids)
+    if overflow.applies(session.position + len(ids), session.engine.context):
+        reused = 0
+        session.rebuild([*session.ids, *ids], overflow, sampler)
+    else:
+        session.prefill(ids, sampler=sampler)
+    prefilled = time.monotonic()
+    yield from _pieces(answer, session)
+    while not answer.ended():
+        runs = decode_records(
+            [session],
+            [max_tokens - answer.count],
+            ignore_eos=ignore_eos,
+            steps=steps,
+            samplers=[sampler],
+        )
+        for (records,) in runs:
+            yield answer.take(records)
+            if answer.ended():
+                break
+        if answer.ended() or not overflow.applies(session.position + 1, session.engine.context):
+            break
+        assert session.pending is not None
+        session.rebuild([*session.ids, session.pending], overflow, sampler)
+        yield from _pieces(answer, session)
+    ended = time.monotonic()
+    yield answer.last(
+        Timings(prompt, prefilled - began, answer.count - 1, ended - prefilled, reused)
+    )
+
+
+def _pieces(answer: Answer, session: Session) -> Iterator[Chunk]:
+    """The token that a prefill ended with."""
+    assert session.record is not None
+    piece = answer.take([session.record])
+    if piece.text or piece.token_ids:
+        yield piece
