@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -249,19 +250,24 @@ def test_on_a_terminal(model: Path) -> None:
         env={**os.environ, "HORNITO_DEVICE": "software", "TERM": "xterm"},
     )
     os.close(other_end)
-    seen = b""
+    seen, at = b"", 0
 
-    def until(text: bytes) -> None:
-        nonlocal seen
-        while text not in seen:
-            seen += os.read(main_end, 4096)
+    def until(*texts: bytes) -> None:
+        """Reads until each of the texts has come behind the one before."""
+        nonlocal seen, at
+        for text in texts:
+            while (found := seen.find(text, at)) < 0:
+                seen += os.read(main_end, 4096)
+            at = found + len(text)
 
     try:
         until(b">>> ")
         os.write(main_end, b"hello\n")
-        until(b"reused")
-        until(b">>> ")
+        until(b"reused", b">>> ")
         os.write(main_end, b"\x04")
+        with suppress(OSError):  # the other end is closed
+            while data := os.read(main_end, 4096):
+                seen += data
         process.wait(60)
     finally:
         process.kill()
