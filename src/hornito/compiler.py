@@ -20,10 +20,10 @@ from hornito.graph.graph import Graph, Weight
 from hornito.graph.passes import PassReport, run_passes
 from hornito.graph.weights import iter_bytes
 from hornito.importers import Source, open_source
-from hornito.ops import registry
 from hornito.ops.rope import original_max
 from hornito.package import write_package
 from hornito.progress import NullProgress, Progress
+from hornito.support import support_report
 
 WEIGHT_TYPES = ("fp32", "fp16")
 DEFAULT_WEIGHTS = "fp16"
@@ -42,6 +42,7 @@ class CompileReport:
         passes: per pass, how many matches (None: switched off).
         seconds: wall time.
         warnings: what the user should know.
+        support: the support report, node by node.
     """
 
     path: str
@@ -53,6 +54,7 @@ class CompileReport:
     passes: dict[str, int | None]
     seconds: float
     warnings: list[str]
+    support: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
@@ -70,8 +72,12 @@ def build_graph(
     """
     if weights not in WEIGHT_TYPES:
         raise UsageError(f"weights must be one of {', '.join(WEIGHT_TYPES)}, not {weights!r}")
-    module = importlib.import_module(f"hornito.models.{source.model_type}")
-    graph: Graph = module.build(source.config, source.tensors, weights)
+    graph: Graph
+    if source.builder is not None:
+        graph = source.builder(weights)
+    else:
+        module = importlib.import_module(f"hornito.models.{source.model_type}")
+        graph = module.build(source.config, source.tensors, weights)
     graph.check()
     before = len(graph.nodes)
     reports = run_passes(graph, disabled_passes)
@@ -89,7 +95,7 @@ def compile_source(
     """Compile a checkpoint into a package. No device is needed.
 
     Args:
-        src: a GGUF file or a Hugging Face directory.
+        src: a GGUF file, a Hugging Face directory, or an ONNX decoder (file or directory).
         out: the package to write; replaced when it exists.
         weights: storage type of matrices, `fp32` or `fp16`; vectors stay fp32.
         disabled_passes: graph passes to leave out, by name.
@@ -121,7 +127,19 @@ def compile_source(
         passes=_counts(passes),
         seconds=time.monotonic() - began,
         warnings=list(source.warnings),
+        support=_support(graph, source, before, _counts(passes)),
     )
+
+
+def source_support(src: str | os.PathLike[str]) -> dict[str, Any]:
+    """The support report of a checkpoint; nothing is written and no weight is read.
+
+    Raises:
+        UsageError, UnsupportedError, FormatError: the source can't be compiled, and why.
+    """
+    source = open_source(src)
+    graph, before, passes = build_graph(source, DEFAULT_WEIGHTS)
+    return _support(graph, source, before, _counts(passes))
 
 
 def write_graph(
@@ -238,17 +256,11 @@ def _counts(passes: Sequence[PassReport]) -> dict[str, int | None]:
 def _support(
     graph: Graph, source: Source, before: int, passes: dict[str, int | None]
 ) -> dict[str, Any]:
-    """The support report. A node of an op without kernels can't exist: the registry refuses it."""
-    for node in graph:
-        registry.op(node.op)
+    """The support report, with what was done with the tensors."""
     return {
-        "backend": "vulkan",
-        "nodes_before_passes": before,
-        "passes": passes,
-        "nodes": [
-            {"name": n.name, "op": n.op, "backend": "vulkan", "covers": list(n.covers)}
-            for n in graph
-        ],
+        **support_report(
+            graph, source.nodes, before=before, passes=passes, patterns=source.patterns
+        ),
         "tensors_in_file": len(source.file_tensor_names),
         "tensors_used": len(_tensors_used(graph)),
         "warnings": list(source.warnings),

@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TYPE",
     )
     parser.add_argument(
-        "--support-report", metavar="FILE", help="also write the report as JSON to FILE"
+        "--support-report",
+        metavar="FILE",
+        help="also write the report as JSON to FILE: what runs every node",
     )
     add_json(parser)
 
@@ -48,11 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
         text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
         Path(arguments.support_report).write_text(text + "\n", encoding="utf-8")
     if arguments.json:
-        print_json(report.to_dict())
+        print_json({k: v for k, v in report.to_dict().items() if k != "support"})
         return 0
     print(f"{report.path}: {megabytes(report.bytes)} in {report.seconds:.1f} s")
     print(
         f"tensors: {report.tensors_used} of {report.tensors_in_file} in the file used;"
         f" graph nodes: {report.nodes}, all with a GPU kernel"
     )
+    summary = report.support["summary"]
+    if summary["source_nodes"]:
+        print(
+            f"source nodes: {summary['source_nodes']}, {summary['raised']} of them run on Vulkan,"
+            f" {summary['folded']} folded at import"
+        )
     return 0

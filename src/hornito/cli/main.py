@@ -19,7 +19,8 @@ from hornito.cli.options import Parser
 from hornito.errors import HornitoError, UsageError
 
 VERBS = {
-    "compile": "turn a model (GGUF file, Hugging Face directory) into one .vxm file",
+    "compile": "turn a model (GGUF file, Hugging Face directory, ONNX) into one .vxm file",
+    "check": "say whether every node of a model runs on the GPU, and name those that don't",
     "run": "answer one prompt; without a prompt, chat",
     "chat": "talk to a model, keeping the conversation in its KV cache",
     "pull": "fetch a model from the Hugging Face hub into the cache",

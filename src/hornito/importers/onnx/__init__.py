@@ -11,7 +11,7 @@ from typing import Any
 
 from hornito.errors import UnsupportedError
 from hornito.importers.onnx.facts import completed, described, model_type, restore
-from hornito.importers.onnx.finish import Lifted, UnsupportedNodesError, finish
+from hornito.importers.onnx.finish import Lifted, finish
 from hornito.importers.onnx.folder import (
     Place,
     find_model,
@@ -25,6 +25,7 @@ from hornito.importers.onnx.reader import Model, read_model
 from hornito.importers.onnx.roles import find_roles
 from hornito.importers.safetensors import folder_texts
 from hornito.importers.source import Source
+from hornito.support import UnsupportedNodesError
 
 __all__ = ["UnsupportedNodesError", "has_onnx", "lift_file", "open_onnx"]
 

@@ -113,6 +113,14 @@ def simplified(array: Objects) -> Objects:
     return array
 
 
+def whole(shape: Sequence[Dim]) -> tuple[int, ...]:
+    """A shape that must not depend on the call; ValueError when it does."""
+    found = tuple(d for d in shape if isinstance(d, int))
+    if len(found) != len(shape):
+        raise ValueError(f"{shape_text(shape)} depends on the call")
+    return found
+
+
 def broadcast(a: Sequence[Dim], b: Sequence[Dim]) -> Dims:
     """The shape that two shapes broadcast to; ValueError when they do not."""
     rank = max(len(a), len(b))

@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 from hornito.importers.onnx.dag import Dag, Raised
 from hornito.importers.onnx.lift import Lift
 from hornito.importers.onnx.values import Const, Matrix, Opaque
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A node of the file that has no counterpart."""
-
-    node: str
-    op: str
-    reason: str
+from hornito.support import Problem
 
 
 @dataclass(slots=True)
@@ -45,11 +37,11 @@ def coverage(cx: Lift, live: dict[str, Raised]) -> Coverage:
     result = Coverage()
     roots = {index for node in live.values() for index in node.roots}
     seen: set[int] = set()
-    for node in live.values():
-        found = _between(cx, node, roots)
+    for raised in live.values():
+        found = _between(cx, raised, roots)
         seen |= found
         names = dict.fromkeys(cx.nodes[i].source for i in sorted(found))
-        result.covers[node.id] = list(names)
+        result.covers[raised.id] = list(names)
     reached = _reached(cx)
     covered = {cx.nodes[i].source for i in seen}
     for index, node in enumerate(cx.nodes):
@@ -123,9 +115,9 @@ def problems(cx: Lift, live: dict[str, Raised]) -> list[Problem]:
             node_at = cx.nodes[value.node]
             found[value.node] = Problem(node_at.name, node_at.key, value.reason)
     for name in cx.model.outputs:
-        value = cx.env.get(name)
-        if isinstance(value, Opaque) and value.node < 0:
-            found[-1] = Problem(name, "output", f"it needs {value.reason}, which has no role here")
+        end = cx.env.get(name)
+        if isinstance(end, Opaque) and end.node < 0:
+            found[-1] = Problem(name, "output", f"it needs {end.reason}, which has no role here")
     return [found[i] for i in sorted(found)]
 
 

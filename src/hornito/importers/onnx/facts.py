@@ -68,12 +68,12 @@ def _check_counts(lifted: Lifted, config: Mapping[str, Any], notes: list[str]) -
     for key, value in found.items():
         stated = config.get(key)
         if isinstance(stated, int) and stated != value:
-            notes.append(f"config.json: {key} is {stated}, but the file has {value}; kept the file's")
+            notes.append(
+                f"config.json: {key} is {stated}, but the file has {value}; kept the file's"
+            )
 
 
-def _restore_windows(
-    attentions: list[Raised], config: Mapping[str, Any], notes: list[str]
-) -> None:
+def _restore_windows(attentions: list[Raised], config: Mapping[str, Any], notes: list[str]) -> None:
     if config.get("model_type") not in known_families() or not config.get("sliding_window"):
         return
     wanted = windows({**config, "num_hidden_layers": len(attentions)})
@@ -192,5 +192,3 @@ def described(lifted: Lifted, cx: Lift, config: Mapping[str, Any]) -> dict[str, 
                 "assumed"
             )
     return out
-
-

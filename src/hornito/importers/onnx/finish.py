@@ -11,26 +11,17 @@ from hornito.errors import UnsupportedError
 from hornito.graph.graph import INT, Attr, Graph, Weight
 from hornito.graph.shapes import S, T
 from hornito.graph.weights import WeightData
-from hornito.importers.onnx.coverage import Coverage, Problem, coverage, live_nodes, problems
+from hornito.importers.onnx.coverage import Coverage, coverage, live_nodes, problems
 from hornito.importers.onnx.dag import Dag, Raised
 from hornito.importers.onnx.lift import Lift
 from hornito.importers.onnx.naming import Names, name_all
 from hornito.importers.onnx.values import Capped, Keys, Opaque, Rows
 from hornito.importers.source import SourceNode
+from hornito.ops.gated_activation import ACTIVATIONS
+from hornito.support import Problem, UnsupportedNodesError
 
 #: Rows compared at a time when two tables are held against each other.
 _CHUNK = 1 << 20
-
-
-class UnsupportedNodesError(UnsupportedError):
-    """Nodes of a source that Hornito can't run, all of them."""
-
-    def __init__(self, where: str, found: Sequence[Problem]) -> None:
-        self.problems = list(found)
-        lines = [f"  {p.node} ({p.op}): {p.reason}" for p in found[:12]]
-        more = f"\n  and {len(found) - 12} more" if len(found) > 12 else ""
-        count = f"{len(found)} node{'' if len(found) == 1 else 's'}"
-        super().__init__(f"{where}: {count} not supported:\n" + "\n".join(lines) + more)
 
 
 @dataclass(slots=True)
@@ -112,7 +103,7 @@ def finish(cx: Lift) -> Lifted:
         UnsupportedNodesError: naming every node that has no counterpart.
         UnsupportedError: the file gives no logits.
     """
-    where = str(cx.model.path)
+    where, total = str(cx.model.path), len(cx.model.source_nodes)
     logits = next((n for n in cx.model.outputs if n == "logits"), cx.model.outputs[0])
     value = cx.env.get(logits)
     ends = [v.value for n in cx.model.outputs if isinstance(v := cx.env.get(n), Rows | Keys)]
@@ -120,7 +111,9 @@ def finish(cx: Lift) -> Lifted:
         ends.append(value.x.value)
     found = problems(cx, live_nodes(cx.dag, ends))
     if found or value is None or isinstance(value, Opaque):
-        raise UnsupportedNodesError(where, found or [Problem(logits, "output", "nothing makes it")])
+        raise UnsupportedNodesError(
+            where, found or [Problem(logits, "output", "nothing makes it")], total
+        )
     head = _head(cx, logits)
     _check_presents(cx, logits)
     live = live_nodes(cx.dag, [head.id])
@@ -129,22 +122,36 @@ def finish(cx: Lift) -> Lifted:
         raise UnsupportedError(f"{where}: no attention was found: not a decoder")
     if len(set(layers)) != len(layers):
         raise UnsupportedError(f"{where}: two attentions read the cache of one layer")
+    _cover_presents(cx, live)
     tied = _tie(cx.dag, live, head)
     covered = coverage(cx, live)
-    if covered.problems:
-        raise UnsupportedNodesError(where, covered.problems)
+    missing = covered.problems + _without_kernel(cx, live)
+    if missing:
+        raise UnsupportedNodesError(where, missing, total)
     names = name_all(cx.dag, live, head)
-    return Lifted(
-        cx.dag, live, names, head, covered, tied, dict(sorted(cx.found.items())), cx.warnings
-    )
+    patterns = dict(sorted(cx.found.items()))
+    lifted = Lifted(cx.dag, live, names, head, covered, tied, patterns, cx.warnings)
+    lifted.build("fp32").check()  # shapes that do not fit end here, not when the package is made
+    return lifted
+
+
+def _without_kernel(cx: Lift, live: dict[str, Raised]) -> list[Problem]:
+    """Activation functions that were understood, but that no kernel computes."""
+    found = []
+    for node in live.values():
+        name = node.attrs.get("activation")
+        if name is not None and name not in ACTIVATIONS:
+            at = cx.nodes[max(node.roots)]
+            reason = f"no kernel for the activation {name!r}; there are: {', '.join(ACTIVATIONS)}"
+            found.append(Problem(at.name, at.key, reason))
+    return found
 
 
 def _head(cx: Lift, logits: str) -> Raised:
     """The operation that makes the logits, as a head."""
-    value = cx.env[logits]
-    cap = 0.0
-    if isinstance(value, Capped):
-        value, cap = value.x, value.cap
+    end = cx.env[logits]
+    cap = end.cap if isinstance(end, Capped) else 0.0
+    value = end.x if isinstance(end, Capped) else end
     where = f"{cx.model.path}: output {logits}"
     if not isinstance(value, Rows) or not value.plain or value.factor != 1.0:
         raise UnsupportedError(f"{where}: no plain product with a vocabulary's table")
@@ -175,6 +182,15 @@ def _check_presents(cx: Lift, logits: str) -> None:
         )
 
 
+def _cover_presents(cx: Lift, live: dict[str, Raised]) -> None:
+    """What lies between an append and the model's output (casts) belongs to the append."""
+    appends = {node.attrs["layer"]: node for node in live.values() if node.op == "kv_append"}
+    for name in cx.model.outputs:
+        value = cx.env.get(name)
+        if isinstance(value, Keys) and value.layer in appends:
+            appends[value.layer].roots.add(cx.makers[name])
+
+
 def _tie(dag: Dag, live: dict[str, Raised], head: Raised) -> bool:
     """Make the head read the embedding's table when both hold the same numbers."""
     embedding = next((n for n in live.values() if n.op == "embedding"), None)
@@ -194,8 +210,6 @@ def _equal(a: WeightData, b: WeightData) -> bool:
     step = max(1, _CHUNK // max(1, a.shape[1]))
     starts = range(0, a.shape[0], step)
     return all(
-        np.array_equal(
-            a.rows(i, min(i + step, a.shape[0])), b.rows(i, min(i + step, a.shape[0]))
-        )
+        np.array_equal(a.rows(i, min(i + step, a.shape[0])), b.rows(i, min(i + step, a.shape[0])))
         for i in starts
     )

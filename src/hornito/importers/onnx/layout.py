@@ -18,6 +18,7 @@ from hornito.importers.onnx.affine import (
     minus,
     resolve_reshape,
     shape_text,
+    whole,
 )
 from hornito.importers.onnx.values import (
     MAX_COMPUTED,
@@ -47,7 +48,7 @@ def reshape(value: Value, target: Sequence[Dim], *, allow_zero: bool = False) ->
     """ONNX Reshape."""
     shape = resolve_reshape(shape_of(value), target, allow_zero=allow_zero)
     if isinstance(value, Const):
-        return replace(value, array=value.array.reshape([int(d) for d in shape]))  # type: ignore[arg-type]
+        return replace(value, array=value.array.reshape(whole(shape)))
     if isinstance(value, Grid | Mask):
         return _index_reshape(value, shape)
     if isinstance(value, TABS):
@@ -66,9 +67,9 @@ def _tab_reshape(value: Tab, shape: Dims) -> Value:
         rest = shape[:axis] + shape[axis + 1 :]
         if not all(isinstance(d, int) for d in rest):
             continue
-        if math.prod(shape[:axis]) == before:  # type: ignore[arg-type]
-            sizes = [1 if i == axis else d for i, d in enumerate(shape)]
-            return value.with_arrays([a.reshape(sizes) for a in value.arrays], axis)  # type: ignore[arg-type]
+        if math.prod(whole(shape[:axis])) == before:
+            sizes = whole([1 if i == axis else d for i, d in enumerate(shape)])
+            return value.with_arrays([a.reshape(sizes) for a in value.arrays], axis)
     folded = _fold(value, shape)
     if folded is not None:
         return folded
@@ -176,9 +177,9 @@ def expand(value: Value, target: Sequence[Dim]) -> Value:
     shape = broadcast(shape_of(value), target)
     if isinstance(value, Const):
         if all(isinstance(d, int) for d in shape):
-            if math.prod(shape) > MAX_COMPUTED:  # type: ignore[arg-type]
+            if math.prod(whole(shape)) > MAX_COMPUTED:
                 raise Unmatched(f"a constant is expanded to {shape_text(shape)}")
-            return replace(value, array=np.broadcast_to(value.array, shape))  # type: ignore[arg-type]
+            return replace(value, array=np.broadcast_to(value.array, whole(shape)))
         number = value.scalar()
         if number is None:
             raise Unmatched(f"a table {value.shape} is expanded to {shape_text(shape)}")
@@ -205,12 +206,10 @@ def tab_expand(value: Tab, shape: Dims) -> Tab:
     axis = value.axis + len(shape) - len(value.shape)
     if shape[axis] != value.dim:
         raise Unmatched(f"rows {shape_text(value.shape)} are expanded to {shape_text(shape)}")
-    sizes = [1 if i == axis else d for i, d in enumerate(shape)]
-    if not all(isinstance(d, int) for d in sizes):
+    sizes = whole([1 if i == axis else d for i, d in enumerate(shape)])
+    if math.prod(sizes) > MAX_COMPUTED:
         raise Unmatched(f"{shape_text(value.shape)} is expanded to {shape_text(shape)}")
-    if math.prod(sizes) > MAX_COMPUTED:  # type: ignore[arg-type]
-        raise Unmatched(f"{shape_text(value.shape)} is expanded to {shape_text(shape)}")
-    return value.with_arrays([np.broadcast_to(a, sizes) for a in value.arrays], axis)  # type: ignore[arg-type]
+    return value.with_arrays([np.broadcast_to(a, sizes) for a in value.arrays], axis)
 
 
 def span(start: Dim, stop: Dim, size: Dim) -> tuple[Dim, Dim]:

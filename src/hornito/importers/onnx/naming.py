@@ -111,6 +111,8 @@ class _Namer:
             for op, suffix in (("rope", "_rope"), ("rms_norm", "_norm")):
                 if node is not None and node.op == op:
                     self.call(node, f"{prefix}.{part}{suffix}")
+                    if op == "rms_norm":
+                        node.attrs.setdefault("heads", 1)
                     node = self.live.get(node.inputs[0])
             if node is not None and node.op == "linear":
                 self.call(node, f"{prefix}.{part}")
@@ -236,9 +238,7 @@ def _name_weights(dag: Dag, live: Mapping[str, Raised], names: Names) -> None:
         if node.op == "attention"
     }
     tables = {node.inputs[2] for node in live.values() if node.op == "rope"}
-    local = {
-        node.inputs[2] for key, node in live.items() if node.op == "rope" and windows.get(key)
-    }
+    local = {node.inputs[2] for key, node in live.items() if node.op == "rope" and windows.get(key)}
     taken: set[str] = set()
 
     def give(weight: str, wanted: str) -> None:

@@ -87,7 +87,7 @@ def read_model(path: Path) -> Model:
     onnx = import_onnx()
     proto = onnx.ModelProto()
     try:
-        proto.ParseFromString(memoryview(map_file(path)))
+        proto.ParseFromString(map_file(path).data)
     except Exception as error:  # protobuf has several classes for this, by implementation
         raise FormatError(f"{path}: not an ONNX file: {str(error)[:200]}") from error
     graph = proto.graph

@@ -1,4 +1,4 @@
-"""What the inputs of an exported decoder are, by name: order and axis names are not to be trusted."""
+"""What the inputs of an exported decoder are, by name: their order and axis names say nothing."""
 
 from __future__ import annotations
 

@@ -37,7 +37,13 @@ _TYPES: dict[int, tuple[str, int]] = {
 BF16 = 16
 _NAMES = {8: "STRING", 14: "COMPLEX64", 15: "COMPLEX128", 17: "FLOAT8", 18: "FLOAT8", 23: "FLOAT4"}
 #: Field of TensorProto that holds the values when they are not raw bytes.
-_FIELDS = {1: "float_data", 7: "int64_data", 11: "double_data", 12: "uint64_data", 13: "uint64_data"}
+_FIELDS = {
+    1: "float_data",
+    7: "int64_data",
+    11: "double_data",
+    12: "uint64_data",
+    13: "uint64_data",
+}
 MAX_RANK = 16
 
 
@@ -91,7 +97,9 @@ class TensorReader:
         size = math.prod(shape)
         count = -(-size * bits // 8) if bits == 4 else size
         if len(values) != count:
-            raise FormatError(f"{where}: shape {shape} asks for {count} values, {len(values)} there")
+            raise FormatError(
+                f"{where}: shape {shape} asks for {count} values, {len(values)} there"
+            )
         if tensor.data_type == 10:
             array: Array = np.asarray(values, np.uint16).view(np.float16)
         elif bits == 4:

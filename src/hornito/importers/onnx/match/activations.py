@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from hornito.importers.onnx.match.columns import as_rows, settle
 from hornito.importers.onnx.match.norms import same_columns
 from hornito.importers.onnx.match.numbers import number
@@ -69,9 +71,9 @@ def products(cx: Lift, op: str, a: Value, b: Value) -> Value | None:
     left, right = as_poly(a), as_poly(b)
     if left is not None and right is not None and same_columns(left.x, right.x):
         return Poly(left.x, _times(left.coefs, right.coefs))
-    for curve, other in ((a, right), (b, left)):
-        if isinstance(curve, Curve) and other is not None and same_columns(curve.x, other.x):
-            return _named(replace(curve, poly=_times(curve.poly, other.coefs)))
+    for bent, poly in ((a, right), (b, left)):
+        if isinstance(bent, Curve) and poly is not None and same_columns(bent.x, poly.x):
+            return _named(replace(bent, poly=_times(bent.poly, poly.coefs)))
     return None
 
 
@@ -124,9 +126,9 @@ def curve(cx: Lift, op: str, value: Value) -> Value | None:
         else:
             name = f"tanh:{1.0 / first!r}"
         return Curve(poly.x, name, 0.0, 1.0)
-    if op == "Tanh" and set(c) == {1, 3}:
-        if _near(first, math.sqrt(2 / math.pi)) and _near(c[3] / first, 0.044715):
-            return Curve(poly.x, "tanh_gelu", 0.0, 1.0)
+    cubic = op == "Tanh" and set(c) == {1, 3} and _near(c[3] / first, 0.044715)
+    if cubic and _near(first, math.sqrt(2 / math.pi)):
+        return Curve(poly.x, "tanh_gelu", 0.0, 1.0)
     return None
 
 
@@ -194,9 +196,8 @@ def clip(cx: Lift, node: OpNode, x: Inputs) -> Value:
     high = number(x[2]) if len(x) > 2 and x[2] is not None else node.attrs.get("max")
     if isinstance(value, Const) and value.array.dtype != object:
         array = value.numbers()
-        if low is not None or high is not None:
-            array = array.clip(low, high)
-        return Const(array, value.sources)
+        floor, ceiling = -np.inf if low is None else low, np.inf if high is None else high
+        return Const(np.clip(array, floor, ceiling).astype(array.dtype), value.sources)
     wide = (low is None or low <= -65000) and (high is None or high >= 65000)
     if isinstance(value, Rows) and wide:
         cx.note("clip to the range of fp16 left out")

@@ -109,7 +109,7 @@ def multiply(cx: Lift, q: Rows, keys: Keys, q_root: int) -> Scores:
 
 def _kv_heads(cols: Ints) -> int:
     """The number of KV heads of repeated columns `[heads, D]`; head h must use h // group."""
-    heads, head_dim = cols.shape
+    heads, head_dim = int(cols.shape[0]), int(cols.shape[1])
     count = int(cols.max()) + 1
     if count % head_dim:
         raise Unmatched("keys of heads of another size than the queries")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -111,7 +111,7 @@ def _turned(cx: Lift, rows: Rows, root: int) -> Rows:
     return columns(made, shape, rows.axis, rows.dim)
 
 
-def _lanes(rows: Rows, heads: int, head_dim: int) -> dict[str, npt.NDArray[np.float64]]:
+def _lanes(rows: Rows, heads: int, head_dim: int) -> dict[str, npt.NDArray[Any]]:
     """Per head and dim: the column times cos (or passed on), the one times sin, and how much."""
     size = (heads, head_dim)
     own, other = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
@@ -152,7 +152,7 @@ def explained(freq: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     theta = float(np.exp(slope))
     for digits in (1, 2, 3, 4):
         nice = float(f"{theta:.{digits - 1}e}")
-        exact = nice ** -index
+        exact = nice**-index
         if float(np.abs(exact / freq - 1).max()) < 4e-7:
             return exact.astype(np.float32)
         with np.errstate(all="ignore"):

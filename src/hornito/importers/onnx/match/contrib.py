@@ -139,7 +139,9 @@ def group_query_attention(cx: Lift, node: OpNode, x: Inputs) -> list[Value | Non
     made = cx.dag.emit("attention", [names[0], cache], attrs, width=heads * head_dim, root=cx.now)
     cx.note("GroupQueryAttention")
     result = columns(made, (1, 1, heads * head_dim), 1, affine.N)
-    cached = [_present(cx, past, name) for past, name in zip((past_k, past_v), names[1:], strict=True)]
+    cached = [
+        _present(cx, past, name) for past, name in zip((past_k, past_v), names[1:], strict=True)
+    ]
     return [result, *cached]
 
 

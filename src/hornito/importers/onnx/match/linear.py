@@ -211,5 +211,5 @@ def embed(cx: Lift, table: Value, ids: Ids, axis: int) -> Rows:
     made = cx.dag.emit("embedding", ["ids", name], width=width, root=cx.now)
     cx.note("embedding")
     axis = len(ids.shape) - 1
-    sizes = tuple(1 for _ in ids.shape) + (width,)
+    sizes = (*(1 for _ in ids.shape), width)
     return columns(made, sizes, axis, ids.shape[axis])

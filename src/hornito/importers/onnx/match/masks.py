@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,9 +76,9 @@ def grids(cx: Lift, op: str, a: Value, b: Value) -> Value | None:
         return Grid(shape, affine.plus(x.base, affine.times(y.base, sign)), steps)
     if op == "Max":
         for one, other in ((x, y), (y, x)):
-            if not any(one.steps) and min(other.steps) >= 0:
-                if affine.at_least(other.base, one.base):
-                    return other
+            rises = not any(one.steps) and min(other.steps, default=0) >= 0
+            if rises and affine.at_least(other.base, one.base):
+                return other
         return None
     for one, other in ((x, y), (y, x)):
         if not any(one.steps) and isinstance(one.base, int):
@@ -171,9 +172,7 @@ def _spread(table: Array, where: list[int], count: int) -> Array:
             if atom in where[:i]:
                 first = where.index(atom)
                 diagonal = np.diagonal(table, axis1=first, axis2=i)
-                return _spread(
-                    np.moveaxis(diagonal, -1, first), where[:i] + where[i + 1 :], count
-                )
+                return _spread(np.moveaxis(diagonal, -1, first), where[:i] + where[i + 1 :], count)
     order = np.argsort(where)
     sizes = [1] * count
     for i in where:
@@ -346,7 +345,7 @@ def meaning(mask: Mask | None, past: Dim) -> Meaning:
     visible = [(edges[i], edges[i + 1]) for i, flag in enumerate(seen) if flag]
     if not visible or visible[0][0] is None or visible[0][0] < 0:
         raise Unmatched(_NOT_CAUSAL)
-    whole = all(a[1] == b[0] for a, b in zip(visible, visible[1:], strict=False))
+    whole = all(a[1] == b[0] for a, b in pairwise(visible))
     if visible[0][0] != 0 or not whole:
         raise Unmatched("a mask that hides near keys and shows far ones")
     return Meaning(visible[-1][1] or 0, bool(valid))

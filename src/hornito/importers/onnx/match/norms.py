@@ -54,9 +54,9 @@ def mean(cx: Lift, node: OpNode, x: Inputs) -> Value:
 @binary("Sub")
 def centred(cx: Lift, op: str, a: Value, b: Value) -> Value | None:
     """`x - mean(x)`."""
-    if isinstance(a, Rows) and isinstance(b, Norm) and b.stage == "mean":
-        if same_columns(a, b.x):
-            return Norm("centred", a, centred=True)
+    of_mean = isinstance(b, Norm) and b.stage == "mean"
+    if isinstance(a, Rows) and isinstance(b, Norm) and of_mean and same_columns(a, b.x):
+        return Norm("centred", a, centred=True)
     return None
 
 
@@ -148,9 +148,9 @@ def weighted(cx: Lift, op: str, a: Value, b: Value) -> Value | None:
 def biased(cx: Lift, op: str, a: Value, b: Value) -> Value | None:
     """The bias of a layer norm."""
     for value, other in ((a, b), (b, a)):
-        if isinstance(value, Norm) and value.stage == "weighted" and isinstance(other, Const):
-            if value.weight is not None:
-                return finish(cx, value, value.weight, other, cx.now)
+        waits = isinstance(value, Norm) and value.stage == "weighted"
+        if isinstance(value, Norm) and waits and value.weight and isinstance(other, Const):
+            return finish(cx, value, value.weight, other, cx.now)
     return None
 
 
@@ -206,7 +206,9 @@ def layer_normalization(cx: Lift, node: OpNode, x: Inputs) -> Value:
     return finish(cx, norm, weight, bias, cx.now)
 
 
-@handles("RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft:SimplifiedLayerNormalization")
+@handles(
+    "RMSNormalization", "SimplifiedLayerNormalization", "com.microsoft:SimplifiedLayerNormalization"
+)
 def rms_normalization(cx: Lift, node: OpNode, x: Inputs) -> Value:
     """An RMS norm as one op."""
     value, weight = need(x, 0), need(x, 1)

@@ -33,7 +33,15 @@ if TYPE_CHECKING:
     from hornito.importers.onnx.reader import OpNode
 
 _FLOATS = {1: np.float32, 10: np.float16, 11: np.float64, 16: np.float32}
-_INTS = {2: np.uint8, 3: np.int8, 5: np.int16, 6: np.int32, 7: np.int64, 12: np.uint32, 13: np.uint64}
+_INTS = {
+    2: np.uint8,
+    3: np.int8,
+    5: np.int16,
+    6: np.int32,
+    7: np.int64,
+    12: np.uint32,
+    13: np.uint64,
+}
 BOOL = 9
 
 _NUMPY_BINARY: dict[str, Callable[[Any, Any], Any]] = {
@@ -130,16 +138,19 @@ def fold_binary(op: str, a: Const, b: Const) -> Const:
         return Const(np.asarray(_NUMPY_BINARY[op](left, right)), sources)
 
 
+def _item(value: Any) -> Any:
+    """An element as a Python number (whole if it can be) or an expression."""
+    plain = value.item() if isinstance(value, np.generic) else value
+    return int(plain) if isinstance(plain, float) and plain == int(plain) else plain
+
+
 def _symbolic(op: str, left: Array, right: Array) -> Array:
     if op not in _SYMBOLIC:
         raise Unmatched(f"{op} of sizes that depend on the call")
     a, b = np.broadcast_arrays(left, right)
     out = np.empty(a.shape, dtype=object)
     for index in np.ndindex(a.shape):
-        x, y = (
-            int(v) if isinstance(v, np.integer | np.floating) and v == int(v) else v
-            for v in (a[index], b[index])
-        )
+        x, y = _item(a[index]), _item(b[index])
         result = _SYMBOLIC[op](x, y)
         if result is None:
             raise Unmatched(f"{op} of {x} and {y} depends on the call")

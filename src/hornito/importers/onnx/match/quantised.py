@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -97,7 +97,7 @@ def _zero_points(
 def matmul_n_bits(cx: Lift, node: OpNode, x: Inputs) -> Value:
     """A projection by a weight of few bits."""
     weight = n_bits(node, x)
-    key = tuple(value.array.__array_interface__["data"][0] for value in x[1:3] if _const(value))
+    key = tuple(v.array.__array_interface__["data"][0] for v in x[1:3] if isinstance(v, Const))
     shared = cx.facts.setdefault("n_bits", {}).setdefault((key, weight.shape), weight)
     cx.note(f"weight of {node.attrs.get('bits', 4)} bits")
     rows = project(cx, need(x, 0), shared, 0)
@@ -108,10 +108,6 @@ def matmul_n_bits(cx: Lift, node: OpNode, x: Inputs) -> Value:
     if found is None:
         raise Unmatched("a bias that is no constant vector")
     return found
-
-
-def _const(value: Value | None) -> Any:
-    return isinstance(value, Const)
 
 
 @handles("com.microsoft:GatherBlockQuantized")
@@ -185,9 +181,7 @@ def dequantize_linear(cx: Lift, node: OpNode, x: Inputs) -> Value:
     blocks, run = (whole.shape[1], int(block)) if block else (1, width)
     if whole.size == 1 or (axis == 0 and not block):
         full = np.broadcast_to(whole.reshape(-1, 1), (rows, 1))
-        zeros = np.broadcast_to(
-            np.zeros(1) if offset is None else offset.reshape(-1, 1), (rows, 1)
-        )
+        zeros = np.broadcast_to(np.zeros(1) if offset is None else offset.reshape(-1, 1), (rows, 1))
     elif block:
         full = whole
         zeros = np.zeros((rows, blocks)) if offset is None else offset
@@ -229,8 +223,6 @@ def _dequantised(
     return ((array.astype(np.float32) - offsets) * factors.reshape(factors.shape)).astype(
         np.float32
     )
-
-
 
 
 @handles("DynamicQuantizeLinear")

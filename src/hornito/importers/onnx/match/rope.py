@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from hornito.importers.families import decimal
 from hornito.importers.onnx import affine
 from hornito.importers.onnx.layout import nothing, tab_expand
 from hornito.importers.onnx.match.numbers import number
@@ -84,13 +85,13 @@ def exact(by: float) -> float:
 def scale_rows(cx: Lift, rows: Rows, by: float) -> Rows:
     """Activations times a number; that of the embedding is an attribute of it."""
     node = cx.dag.nodes[rows.value]
-    if node.op == "embedding" and "scale" not in node.attrs and rows.plain and by != 1.0:
-        if rows.factor == 1.0:
-            scale = root_of(by, node.width)
-            made = cx.dag.emit(
-                "embedding", node.inputs, {"scale": scale}, width=node.width, root=cx.now
-            )
-            return replace(rows, value=made)
+    fresh = node.op == "embedding" and "scale" not in node.attrs
+    if fresh and rows.plain and rows.factor == 1.0 and by != 1.0:
+        scale = root_of(by, node.width)
+        made = cx.dag.emit(
+            "embedding", node.inputs, {"scale": scale}, width=node.width, root=cx.now
+        )
+        return replace(rows, value=made)
     return replace(rows, factor=rows.factor * by)
 
 
@@ -98,7 +99,7 @@ def root_of(by: float, width: int) -> float:
     """`sqrt(width)` when `by` is that in fp32 or fp16, else `by` itself."""
     near = float(width**0.5)
     half = float(np.float16(near))
-    return near if abs(by / near - 1) < 1e-6 or by == half else by
+    return near if abs(by / near - 1) < 1e-6 or by == half else decimal(by)
 
 
 @binary("Mul")
@@ -189,7 +190,8 @@ def from_tables(cos: Const, sin: Const) -> tuple[Floats, float]:
 def _refined(freq: Floats, step: int, c: Floats, s: Floats) -> Floats:
     phase = np.arctan2(s[step], c[step])
     turns = np.round((freq * step - phase) / (2 * np.pi))
-    return (phase + 2 * np.pi * turns) / step
+    refined: Floats = (phase + 2 * np.pi * turns) / step
+    return refined
 
 
 def snapped(freq: Floats, tolerance: float) -> npt.NDArray[np.float64]:

@@ -161,9 +161,7 @@ def tile(cx: Lift, node: OpNode, x: Inputs) -> Value:
             return Const(np.tile(value.numbers(), counts), value.sources)
     if any(d != 1 and r != 1 for d, r in zip(sizes, repeats, strict=True)):
         raise Unmatched(f"{affine.shape_text(sizes)} is tiled by {affine.shape_text(repeats)}")
-    return layout.expand(
-        value, [affine.times(d, r) for d, r in zip(sizes, repeats, strict=True)]
-    )
+    return layout.expand(value, [affine.times(d, r) for d, r in zip(sizes, repeats, strict=True)])
 
 
 @handles("Slice")
@@ -198,7 +196,9 @@ def split(cx: Lift, node: OpNode, x: Inputs) -> Result:
     if len(parts) != count or sum(parts) != total or min(parts) < 0:
         raise ValueError(f"parts {parts} of {total}")
     starts = np.cumsum([0, *parts])
-    return [layout.cut(value, axis, int(a), int(a) + n) for a, n in zip(starts, parts, strict=False)]
+    return [
+        layout.cut(value, axis, int(a), int(a) + n) for a, n in zip(starts, parts, strict=False)
+    ]
 
 
 @handles("Concat")
