@@ -123,6 +123,16 @@ def test_rope_scalings_that_are_not_handled(
         ({"rope_type": "linear"}, "type 'linear' lacks 'factor'"),
         ({"rope_type": "llama3", "factor": 8.0}, "type 'llama3' lacks 'low_freq_factor'"),
         (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 2.0,
+                "high_freq_factor": 2.0,
+                "original_max_position_embeddings": 64,
+            },
+            "high_freq_factor 2.0 is not above low_freq_factor 2.0",
+        ),
+        (
             {"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 4},
             "short_factor holds 3 numbers; RoPE over 8 dimensions asks for 4",
         ),
@@ -133,6 +143,12 @@ def test_rope_scalings_that_are_incomplete(
 ) -> None:
     with pytest.raises(FormatError, match=message):
         graph_of(tmp_path, "llama-tiny", rope_scaling=scaling)
+
+
+@pytest.mark.parametrize(("part", "dims"), [(0.01, 0), (9 / 16, 9)])
+def test_rope_over_none_or_an_odd_part_of_a_head(tmp_path: Path, part: float, dims: int) -> None:
+    with pytest.raises(UnsupportedError, match=f"RoPE over {dims} dimensions"):
+        graph_of(tmp_path, "phi3-tiny", partial_rotary_factor=part)
 
 
 def test_activations_are_refused_by_name(tmp_path: Path) -> None:

@@ -68,6 +68,11 @@ def rotary(
     """
     scaling = scaling or {}
     kind = _kind(scaling)
+    if dim < 2 or dim % 2 or theta <= 1.0:
+        raise UnsupportedError(
+            f"RoPE over {dim} dimensions with base {theta} is not supported: it takes an even number "
+            "of dimensions and a base above 1"
+        )
     inv = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)  # [R / 2]
     scale, original = 1.0, 0
     try:
@@ -116,6 +121,10 @@ def _llama3(inv: Doubles, scaling: Mapping[str, Any]) -> Doubles:
     factor = float(scaling["factor"])
     low, high = float(scaling["low_freq_factor"]), float(scaling["high_freq_factor"])
     original = float(scaling["original_max_position_embeddings"])
+    if high <= low:
+        raise FormatError(
+            f"rope_scaling: high_freq_factor {high} is not above low_freq_factor {low}"
+        )
     wavelength = 2.0 * math.pi / inv
     smooth = (original / wavelength - low) / (high - low)
     mixed = (1.0 - smooth) * inv / factor + smooth * inv
