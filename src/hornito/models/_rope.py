@@ -70,8 +70,8 @@ def rotary(
     kind = _kind(scaling)
     if dim < 2 or dim % 2 or theta <= 1.0:
         raise UnsupportedError(
-            f"RoPE over {dim} dimensions with base {theta} is not supported: it takes an even number "
-            "of dimensions and a base above 1"
+            f"RoPE over {dim} dimensions with base {theta} is not supported: it takes an even "
+            "number of dimensions and a base above 1"
         )
     inv = theta ** -(np.arange(0, dim, 2, dtype=np.float64) / dim)  # [R / 2]
     scale, original = 1.0, 0
