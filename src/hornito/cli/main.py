@@ -20,13 +20,13 @@ from hornito.errors import HornitoError, UsageError
 
 VERBS = {
     "compile": "turn a model (GGUF file, Hugging Face directory, ONNX) into one .vxm file",
-    "check": "say whether every node of a model runs on the GPU, and name those that don't",
     "run": "answer one prompt; without a prompt, chat",
     "chat": "talk to a model, keeping the conversation in its KV cache",
     "pull": "fetch a model from the Hugging Face hub into the cache",
     "list": "show the models in the cache",
     "rm": "delete models from the cache",
     "inspect": "show what a package holds",
+    "check": "say whether every node of a model runs on the GPU, and name those that don't",
     "verify": "check every byte of a package",
     "devices": "list the Vulkan devices of this machine",
     "doctor": "check Vulkan, drivers and devices, and say what to do next",
