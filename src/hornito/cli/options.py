@@ -153,13 +153,6 @@ SAMPLING: tuple[tuple[str, str, Callable[[str], Any], str, str], ...] = (
     ),
     ("--seed", "seed", whole, "N", "of the draws; by default a random one"),
     (
-        "--logprobs",
-        "logprobs",
-        whole,
-        "N",
-        "report log-probabilities, and the N best at each place",
-    ),
-    (
         "--sampling",
         "sampling",
         one_of(("default", "model")),
@@ -170,7 +163,10 @@ SAMPLING: tuple[tuple[str, str, Callable[[str], Any], str, str], ...] = (
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that choose tokens, each with its environment twin."""
+    """Adds the options that choose tokens, each with its environment twin.
+
+    `--logprobs` is not among them: a verb that prints log-probabilities adds it (`add_logprobs`).
+    """
     for flag, _, kind, metavar, text in SAMPLING:
         add_option(parser, flag, type=kind, help=text, metavar=metavar)
     add_option(
@@ -183,8 +179,21 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_logprobs(parser: argparse.ArgumentParser) -> None:
+    """Adds `--logprobs`."""
+    add_option(
+        parser,
+        "--logprobs",
+        type=whole,
+        help="report the log-probability of each token, and of the N (0 to 20) most likely ones",
+        metavar="N",
+    )
+
+
 def sampling_keywords(arguments: argparse.Namespace) -> SamplingKeywords:
-    """What `add_sampling` read, as keyword arguments of `LLM.stream`; only what was given.
+    """What `add_sampling` and `add_logprobs` read, as keywords of `LLM.stream`.
+
+    Only what was given is among them.
 
     Raises:
         UsageError: a value is out of its range.
@@ -196,6 +205,8 @@ def sampling_keywords(arguments: argparse.Namespace) -> SamplingKeywords:
         value = getattr(arguments, flag.removeprefix("--").replace("-", "_"))
         if value is not None:
             found[keyword] = value
+    if getattr(arguments, "logprobs", None) is not None:
+        found["logprobs"] = arguments.logprobs
     biases: dict[int, float] = {}
     for pairs in arguments.logit_bias or ():
         biases |= pairs

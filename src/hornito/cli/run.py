@@ -13,6 +13,7 @@ from hornito.cli.chat import interrupting
 from hornito.cli.model import add_model, load_model
 from hornito.cli.options import (
     add_json,
+    add_logprobs,
     add_option,
     add_sampling,
     positive_int,
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
     )
     add_sampling(parser)
+    add_logprobs(parser)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end at TEXT; may be repeated"
     )
@@ -113,8 +115,9 @@ def _chat(arguments: argparse.Namespace) -> int:
     """No prompt was given: a chat with the same options."""
     from hornito.cli import chat
 
-    for flag in ("raw", "json", "show_ids", "verbose"):
-        if getattr(arguments, flag):
+    for flag in ("raw", "json", "show_ids", "verbose", "logprobs"):
+        value = getattr(arguments, flag)
+        if value is not None and value is not False:
             raise UsageError(
                 f"--{flag.replace('_', '-')} needs a prompt: PROMPT, --prompt-file or --ids"
             )
