@@ -59,23 +59,25 @@ def poison(count: int) -> Words:
 def device_class(caps: Caps, name: str) -> Caps:
     """The device as one of the classes that kernels are chosen by.
 
-    `software` is a CPU driver with subgroups, `plain` one without, `gpu` any hardware, and
-    `small_grid` hardware that allows few workgroups.
+    `software` is a CPU driver with subgroups, `plain` one without, `gpu` hardware with the device's
+    own subgroups, `bare_gpu` hardware without, and `small_grid` hardware that allows few
+    workgroups.
     """
+    none = {
+        "subgroup_size": 1,
+        "subgroup_min": 1,
+        "subgroup_max": 1,
+        "subgroup_ops": frozenset(),
+        "subgroup_in_compute": False,
+    }
     if name == "gpu":
         return replace(caps, device_kind="discrete")
     if name == "small_grid":
         return replace(caps, device_kind="discrete", max_workgroup_count=(20, 65535, 65535))
+    if name == "bare_gpu":
+        return replace(caps, device_kind="discrete", **none)
     if name == "plain":
-        return replace(
-            caps,
-            device_kind="software",
-            subgroup_size=1,
-            subgroup_min=1,
-            subgroup_max=1,
-            subgroup_ops=frozenset(),
-            subgroup_in_compute=False,
-        )
+        return replace(caps, device_kind="software", **none)
     if name != "software":
         raise ValueError(name)
     return replace(caps, device_kind="software")
@@ -329,6 +331,7 @@ class Bench:
                 name=dispatch.kernel,
                 spec=dispatch.spec,
                 push_size=dispatch.push.size,
+                full_subgroups=dispatch.full_subgroups,
             )
             values = [_number(arg, dispatch, places, buffer) for arg in dispatch.args]
             recording.dispatch(pipeline, dispatch.push.pack(values), dispatch.groups)

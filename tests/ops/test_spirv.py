@@ -21,13 +21,20 @@ from ops.spirv import Member, parse
 pytestmark = pytest.mark.usefixtures("kernels")
 
 BASELINE = {"Shader", "PhysicalStorageBufferAddresses"}
-SUBGROUP = {"GroupNonUniform", "GroupNonUniformBallot"}
+SUBGROUP = {
+    "software": {"GroupNonUniform", "GroupNonUniformBallot"},
+    "gpu": {"GroupNonUniform", "GroupNonUniformShuffle"},
+}
 SHARED_LIMIT = 16 * 1024
 
 
 def small_caps() -> Caps:
     """A device with the least that Vulkan guarantees, and subgroups of 8."""
-    operations = api.VK_SUBGROUP_FEATURE_BASIC_BIT | api.VK_SUBGROUP_FEATURE_BALLOT_BIT
+    operations = (
+        api.VK_SUBGROUP_FEATURE_BASIC_BIT
+        | api.VK_SUBGROUP_FEATURE_BALLOT_BIT
+        | api.VK_SUBGROUP_FEATURE_SHUFFLE_BIT
+    )
     return Caps.parse(
         {
             "deviceType": api.VK_PHYSICAL_DEVICE_TYPE_CPU,
@@ -69,6 +76,9 @@ def calls() -> Iterator[Call]:
             yield Call(graph=graph, rows=rows_of([0]), kv=pool)
         for rows in (1, 16):
             yield Call(graph=cases.attention(2, 1, 8), rows=rows_of(range(rows)), kv=pool)
+        for device in ("gpu", "bare_gpu"):
+            graph = cases.attention(2, 1, 8)
+            yield Call(graph=graph, rows=rows_of([0]), kv=pool, device=device)
     for tail in ("argmax", "sample", "logits", "logprob"):
         call = Call(graph=cases.head(2000, 8), rows=rows_of([0]), selection=(0,), tail=Tail(tail))
         yield call
@@ -106,7 +116,7 @@ def check_kernel(name: str) -> None:
         assert module.push == members(dispatch.push), name
         assert module.spec_ids <= set(dispatch.spec), f"{name}: a specialisation is left out"
         assert len(dispatch.push.pack([0] * len(dispatch.push.fields))) == dispatch.push.size
-    assert module.capabilities <= BASELINE | SUBGROUP, name
+    assert module.capabilities <= BASELINE.union(*SUBGROUP.values()), name
     x, y, z = module.local_size
     assert x in (8, 64, 128) and (y, z) == (1, 1), name
     assert module.shared_bytes <= SHARED_LIMIT, f"{name}: {module.shared_bytes} bytes shared"
@@ -115,9 +125,9 @@ def check_kernel(name: str) -> None:
 
 
 def test_kernels_need_no_more_than_their_device_offers() -> None:
-    """A device without subgroups gets baseline kernels only; others may also get ballots."""
+    """A device without subgroups gets baseline kernels only; others what they offer."""
     for call in calls():
-        offered = BASELINE | (SUBGROUP if call.device == "software" else set())
+        offered = BASELINE | SUBGROUP.get(call.device, set())
         for dispatch in lower(call, small_caps()).dispatches:
             module = parse(load_spirv(dispatch.kernel))
             assert module.capabilities <= offered, f"{dispatch.kernel} on {call.device}"

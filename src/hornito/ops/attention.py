@@ -114,9 +114,7 @@ def _lower_split(node: Node, low: Lowering) -> None:
     kv = low.kv[node.attr("layer")]
     heads, head_dim, window = node.attr("heads"), kv.head_dim, node.attr("window")
     group = heads // kv.kv_heads
-    together = max(
-        h for h in range(1, 9) if group % h == 0 and (h == 1 or h * head_dim <= TILE_FLOATS)
-    )
+    kernel, together, more = _split_kernel(low, group, head_dim)
     blocks = low.table_blocks
     if window:
         blocks = min(blocks, ceil_div(window, BLOCK_POSITIONS) + 1)
@@ -125,7 +123,7 @@ def _lower_split(node: Node, low: Lowering) -> None:
     stats = low.scratch(node, "stats", low.rows * heads * splits * 2 * 4)
     low.emit(
         node,
-        "attention/split." + ("kv16" if kv.half else "kv32"),
+        kernel + ("kv16" if kv.half else "kv32"),
         SPLIT_PUSH,
         (
             low.row_records,
@@ -142,7 +140,8 @@ def _lower_split(node: Node, low: Lowering) -> None:
         (splits, kv.kv_heads * (group // together), low.rows),
         reads=(low.row_records, kv.table, q, low.cache(node.attr("layer"))),
         writes=(partial, stats),
-        spec={0: together, 1: head_dim, 2: kv.kv_heads, 3: group, 4: splits},
+        spec={0: together, 1: head_dim, 2: kv.kv_heads, 3: group, 4: splits, **more},
+        full_subgroups=bool(more),
     )
     low.emit(
         node,
@@ -154,3 +153,19 @@ def _lower_split(node: Node, low: Lowering) -> None:
         writes=(result,),
         spec={0: splits},
     )
+
+
+def _split_kernel(low: Lowering, group: int, head_dim: int) -> tuple[str, int, dict[int, int]]:
+    """Kernel stem, query heads of one workgroup, and the kernel's own specialisation constants."""
+    caps = low.caps
+    lanes = min(16, caps.subgroup_min)
+    if caps.device_kind != "software" and lanes >= 8 and "shuffle" in caps.subgroup_ops:
+        lanes = 16 if lanes == 16 else 8
+        parts = ceil_div(head_dim // 4, lanes)
+        if parts <= 4:
+            together = max(h for h in range(1, 9) if group % h == 0 and h * parts <= 8)
+            return "attention/lanes.", together, {5: lanes, 6: parts}
+    together = max(
+        h for h in range(1, 9) if group % h == 0 and (h == 1 or h * head_dim <= TILE_FLOATS)
+    )
+    return "attention/split.", together, {}

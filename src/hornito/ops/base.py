@@ -103,7 +103,8 @@ class Push:
 class Dispatch:
     """One kernel launch with the ranges it reads and writes.
 
-    `args` follow `push.fields`; an `Operand` stands for its device address.
+    `args` follow `push.fields`; an `Operand` stands for its device address. `full_subgroups` says
+    that the kernel counts on every subgroup being full.
     """
 
     kernel: str
@@ -114,6 +115,12 @@ class Dispatch:
     writes: tuple[Operand, ...]
     node: str
     spec: Mapping[int, int] = field(default_factory=dict)
+    full_subgroups: bool = False
+
+    @property
+    def pipeline_key(self) -> tuple[str, tuple[tuple[int, int], ...]]:
+        """What tells pipelines apart: the kernel and its specialisation."""
+        return self.kernel, tuple(sorted(self.spec.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +325,7 @@ class Lowering:
         reads: Sequence[Operand],
         writes: Sequence[Operand],
         spec: Mapping[int, int] | None = None,
+        full_subgroups: bool = False,
     ) -> None:
         """Append a dispatch; its grid is checked against the device's limits."""
         if len(args) != len(push.fields):
@@ -338,6 +346,7 @@ class Lowering:
                 tuple(writes),
                 node.name,
                 dict(spec or {}),
+                full_subgroups,
             )
         )
 

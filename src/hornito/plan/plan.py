@@ -100,12 +100,16 @@ class Plan:
 
     def kernels(self) -> list[tuple[str, tuple[tuple[int, int], ...], int]]:
         """The distinct pipelines: kernel name, specialisation, push-constant bytes."""
-        seen: dict[tuple[str, tuple[tuple[int, int], ...], int], None] = {}
+        return [(*d.pipeline_key, d.push.size) for d in self.distinct()]
+
+    def distinct(self) -> list[Dispatch]:
+        """One dispatch of each distinct pipeline."""
+        seen: dict[tuple[str, tuple[tuple[int, int], ...]], Dispatch] = {}
         for bucket in self.buckets.values():
             for program in (bucket.body, *bucket.tails.values()):
-                for d in program.dispatches:
-                    seen[(d.kernel, tuple(sorted(d.spec.items())), d.push.size)] = None
-        return list(seen)
+                for dispatch in program.dispatches:
+                    seen.setdefault(dispatch.pipeline_key, dispatch)
+        return list(seen.values())
 
     def dispatches_per_layer(self) -> float:
         """Dispatches of one layer at one row."""

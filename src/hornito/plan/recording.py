@@ -30,24 +30,25 @@ class Pipelines:
 
     def build(self, plan: Plan, progress: Progress) -> int:
         """Make every pipeline that the plan uses, and return how many there are."""
-        wanted = plan.kernels()
+        wanted = plan.distinct()
         progress.start("building pipelines", len(wanted))
-        for kernel, spec, push_size in wanted:
-            self._make(kernel, spec, push_size)
+        for dispatch in wanted:
+            self.of(dispatch)
             progress.advance(1)
         progress.finish()
         return len(wanted)
 
     def of(self, dispatch: Dispatch) -> Pipeline:
-        """The pipeline of a dispatch."""
-        spec = tuple(sorted(dispatch.spec.items()))
-        return self._make(dispatch.kernel, spec, dispatch.push.size)
-
-    def _make(self, kernel: str, spec: tuple[tuple[int, int], ...], push_size: int) -> Pipeline:
-        key = (kernel, spec)
+        """The pipeline of a dispatch, made when first asked for."""
+        key = dispatch.pipeline_key
         if key not in self._made:
+            caps = self._device.caps
             self._made[key] = self._device.pipeline(
-                load_spirv(kernel), name=kernel, spec=dict(spec), push_size=push_size
+                load_spirv(dispatch.kernel),
+                name=dispatch.kernel,
+                spec=dict(dispatch.spec),
+                push_size=dispatch.push.size,
+                full_subgroups=dispatch.full_subgroups and caps.has_full_subgroups,
             )
         return self._made[key]
 

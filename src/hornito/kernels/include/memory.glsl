@@ -20,6 +20,7 @@ uvec2 load_address(Addresses p, uint i) { return p.at[i]; }
 
 void store_word(Words p, uint i, uint v) { p.at[i] = v; }
 void store_float(Floats p, uint i, float v) { p.at[i] = v; }
+void store_float4(Floats p, uint i4, vec4 v) { Floats4(uvec2(p)).at[i4] = v; }
 
 // Adds to a word that other workgroups add to as well, and returns what was there. Integers only:
 // their sum does not depend on the order.

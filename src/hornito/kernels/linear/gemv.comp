@@ -12,6 +12,7 @@
 // 5 LANES (a power of two, 8 to 128).
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "linear.glsl"
 
 layout(local_size_x = 128) in;
@@ -39,21 +40,31 @@ void main() {
   for (uint i = 0u; i < 4u * SUMS; ++i) sum[i] = 0.0;
   if (WIDE == 1u) {
     uint k8 = p.k / 8u;
-    for (uint i = lane; i < k8; i += LANES) {
-      vec4 a, b;
-      load_weights8(p.w, own * OUTPUT_ROWS * k8 + i, a, b);
+    // Weights of four strides are on their way before the first is used.
+    for (uint i0 = lane; i0 < k8; i0 += 4u * LANES) {
+      vec4 a[4], b[4];
 #ifdef GATED
-      vec4 c, d;
-      load_weights8(p.w, (own * OUTPUT_ROWS + 1u) * k8 + i, c, d);
+      vec4 c[4], d[4];
 #endif
-      for (uint r = 0u; r < ROWS; ++r) {
-        uint at = ((row0 + r) * k8 + i) * 2u;
-        vec4 x = load_float4(p.x, at);
-        vec4 y = load_float4(p.x, at + 1u);
-        sum[r] += dot(a, x) + dot(b, y);
+      [[unroll]] for (uint u = 0u; u < 4u; ++u) {
+        uint i = min(i0 + u * LANES, k8 - 1u);
+        load_weights8(p.w, own * OUTPUT_ROWS * k8 + i, a[u], b[u]);
 #ifdef GATED
-        sum[4u + r] += dot(c, x) + dot(d, y);
+        load_weights8(p.w, (own * OUTPUT_ROWS + 1u) * k8 + i, c[u], d[u]);
 #endif
+      }
+      [[unroll]] for (uint u = 0u; u < 4u; ++u) {
+        uint i = i0 + u * LANES;
+        if (i >= k8) break;
+        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+          uint at = ((row0 + r) * k8 + i) * 2u;
+          vec4 x = load_float4(p.x, at);
+          vec4 y = load_float4(p.x, at + 1u);
+          sum[r] += dot(a[u], x) + dot(b[u], y);
+#ifdef GATED
+          sum[4u + r] += dot(c[u], x) + dot(d[u], y);
+#endif
+        }
       }
     }
   } else {

@@ -38,10 +38,18 @@ void main() {
   uint heads = gl_NumWorkGroups.y;
   uint base = (r * heads + gl_WorkGroupID.y) * p.width;
   uint out_base = (s * heads + gl_WorkGroupID.y) * p.width;
+  bool wide = p.width % 4u == 0u;
   float sum = 0.0;
-  for (uint i = t; i < p.width; i += 128u) {
-    float v = load_float(p.x, base + i);
-    sum += v * v;
+  if (wide) {
+    for (uint i = t; i < p.width / 4u; i += 128u) {
+      vec4 v = load_float4(p.x, base / 4u + i);
+      sum += dot(v, v);
+    }
+  } else {
+    for (uint i = t; i < p.width; i += 128u) {
+      float v = load_float(p.x, base + i);
+      sum += v * v;
+    }
   }
   partial[t] = sum;
   for (uint half_width = 64u; half_width > 0u; half_width >>= 1) {
@@ -50,6 +58,14 @@ void main() {
   }
   barrier();
   float scale = inversesqrt(partial[0] / float(p.width) + p.eps);
+  if (wide) {
+    for (uint i = t; i < p.width / 4u; i += 128u) {
+      vec4 v = load_float4(p.x, base / 4u + i) * scale * load_float4(p.weight, i);
+      if (RESIDUAL == 1u) v += load_float4(p.residual, out_base / 4u + i);
+      store_float4(p.result, out_base / 4u + i, v);
+    }
+    return;
+  }
   for (uint i = t; i < p.width; i += 128u) {
     float v = load_float(p.x, base + i) * scale * load_float(p.weight, i);
     if (RESIDUAL == 1u) v += load_float(p.residual, out_base + i);
