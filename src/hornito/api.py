@@ -17,7 +17,8 @@ from hornito.package import Package, open_package
 from hornito.plan.plan import PlanOptions
 from hornito.progress import NullProgress, Progress
 from hornito.request import AnswerKeywords, Request
-from hornito.runtime.engine import Engine, fit_context
+from hornito.runtime.engine import Engine
+from hornito.runtime.memory import fit_context
 from hornito.runtime.overflow import REFUSE, Overflow
 from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob

@@ -18,7 +18,7 @@ from hornito.importers import open_source
 from hornito.models import llama
 from hornito.ops.base import Dispatch
 from hornito.plan.plan import Plan, PlanOptions, build_plan
-from hornito.runtime.engine import memory_plan
+from hornito.runtime.memory import memory_plan
 from hornito.vk.caps import Caps
 from hornito.vk.memory import plan_chunks
 

@@ -17,21 +17,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from hornito.errors import DeviceMemoryError, HornitoError, SessionError
+from hornito.errors import HornitoError, SessionError
 from hornito.graph.graph import Graph
-from hornito.ops.base import (
-    BLOCK_POSITIONS,
-    MOST_BIASES,
-    MOST_TOP,
-    ROW_BYTES,
-    SAMPLING_BYTES,
-    Operand,
-)
+from hornito.ops.base import MOST_TOP, Operand
 from hornito.ops.head import RECORD_BYTES
 from hornito.plan.plan import RING, Plan, PlanOptions, build_plan
 from hornito.plan.recording import Pipelines, record
 from hornito.progress import NullProgress, Progress
-from hornito.runtime.kv_cache import BlockCopy, BlockPool, BlockTables, pool_sizes
+from hornito.runtime.kv_cache import BlockCopy, BlockPool, BlockTables
+from hornito.runtime.memory import (
+    check_memory,
+    kv_pool_sizes,
+    memory_plan,
+    readback_items,
+    state_items,
+)
 from hornito.vk.memory import Arena
 
 if TYPE_CHECKING:
@@ -45,24 +45,6 @@ log = logging.getLogger("hornito")
 
 UPDATE_BYTES = 65536
 NOT_A_NUMBER = 0xFFFFFFFE
-MEMORY_MARGIN = 0.95
-"""Part of the free device memory that a default context may fill."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPlan:
-    """Bytes by purpose, known before anything is allocated."""
-
-    weights: int
-    kv: int
-    activations: int
-    state: int
-    readback: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.weights + self.kv + self.activations + self.state + self.readback
 
 
 @dataclass(slots=True)
@@ -147,7 +129,7 @@ class Engine:
         self.options = replace(options, eos_count=len(self.eos_ids))
         self.plan = build_plan(graph, device.caps, self.options)
         self.memory = memory_plan(self.plan, self.options)
-        _check_memory(device, self.memory)
+        check_memory(device, self.memory)
         self.identity = _identity(package, self.plan, options, precision)
         self.context = options.context
         self.vocabulary = self.plan.vocabulary
@@ -190,8 +172,8 @@ class Engine:
         for index, (kind, count) in enumerate(zip(plan.kinds, self._pool_sizes(), strict=True)):
             self.pools.append(BlockPool(device, kind, count, f"kv{index}"))
         self.tables = BlockTables(self.options.slots, len(plan.kinds), plan.table_blocks)
-        self._state = self._arena("state", _state_items(plan, self.options))
-        self._readback = self._arena("readback", _readback_items(plan), kind="host")
+        self._state = self._arena("state", state_items(plan, self.options))
+        self._readback = self._arena("readback", readback_items(plan), kind="host")
 
     def _pool_sizes(self) -> list[int]:
         return kv_pool_sizes(self.plan, self.options)
@@ -499,127 +481,8 @@ def _identity(package: Package, plan: Plan, options: PlanOptions, precision: str
     }
 
 
-def kv_pool_sizes(plan: Plan, options: PlanOptions) -> list[int]:
-    """Blocks of each kind's pool."""
-    return pool_sizes(
-        plan.kinds,
-        slots=options.slots,
-        table_blocks=plan.table_blocks,
-        advance=max(RING, *(rows for _, rows in plan.buckets)),
-        rewind_budget=options.rewind_budget,
-        kv_bytes=options.kv_bytes,
-    )
-
-
-def memory_plan(plan: Plan, options: PlanOptions) -> MemoryPlan:
-    """Every byte that an engine of this plan allocates, alignment included."""
-    kv = sum(
-        count * _aligned(kind.block_bytes)
-        for kind, count in zip(plan.kinds, kv_pool_sizes(plan, options), strict=True)
-    )
-    return MemoryPlan(
-        weights=sum(_aligned(size) for size in plan.weight_bytes.values()),
-        kv=kv,
-        activations=plan.arena.total,
-        state=sum(_aligned(size) for _, size in _state_items(plan, options)),
-        readback=sum(_aligned(size) for _, size in _readback_items(plan)),
-    )
-
-
-def _aligned(size: int) -> int:
-    return -(-size // 256) * 256
-
-
-def _state_items(plan: Plan, options: PlanOptions) -> list[tuple[str, int]]:
-    items = [
-        ("tables", options.slots * len(plan.kinds) * plan.table_blocks * 8),
-        ("eos", max(1, options.eos_count) * 4),
-        ("counts", options.slots * plan.vocabulary * 4),
-    ]
-    for kind, rows, _ in _kind_sizes(plan):
-        items += [
-            (f"{kind}.rows", rows * ROW_BYTES),
-            (f"{kind}.call", 16),
-            (f"{kind}.selection", rows * 4),
-            (f"{kind}.next_ids", rows * 4),
-            (f"{kind}.embedded", rows * plan.width * 4),
-            (f"{kind}.sampling", _sampled(plan, kind) * SAMPLING_BYTES),
-            (f"{kind}.biases", _sampled(plan, kind) * MOST_BIASES * 8),
-        ]
-    return items
-
-
-def _readback_items(plan: Plan) -> list[tuple[str, int]]:
-    items = []
-    most = 0
-    for kind, rows, selected in _kind_sizes(plan):
-        items += [
-            (f"{kind}.records", rows * RING * RECORD_BYTES),
-            (f"{kind}.given_logprob", rows * 4),
-            (f"{kind}.top", _sampled(plan, kind) * RING * MOST_TOP * 8),
-        ]
-        most = max(most, selected)
-    items.append(("logits", most * plan.vocabulary * 4))
-    return items
-
-
-def _sampled(plan: Plan, kind: str) -> int:
-    """Most rows of a kind's `sample` tail."""
-    return max(b.selected["sample"] for (of, _), b in plan.buckets.items() if of == kind)
-
-
 def _top(words: npt.NDArray[np.uint32]) -> tuple[tuple[int, float], ...]:
     """(id, log-probability) of each entry; a small vocabulary leaves some empty."""
     values = words[:, 1].copy().view(np.float32).tolist()
     pairs = zip(words[:, 0].tolist(), values, strict=True)
     return tuple((token, value) for token, value in pairs if token != 0xFFFFFFFF)
-
-
-def _kind_sizes(plan: Plan) -> list[tuple[str, int, int]]:
-    """(kind, most rows, most selected rows of the logits tail)."""
-    sizes: dict[str, tuple[int, int]] = {}
-    for (kind, rows), bucket in plan.buckets.items():
-        a, b = sizes.get(kind, (0, 0))
-        sizes[kind] = (max(a, rows), max(b, bucket.selected["logits"]))
-    return [(kind, rows, selected) for kind, (rows, selected) in sizes.items()]
-
-
-def fit_context(
-    graph: Graph, device: Device, options: PlanOptions, *, requested: bool
-) -> PlanOptions:
-    """The options with a context that fits the device's free memory.
-
-    A context that the caller asked for is never shortened.
-
-    Raises:
-        DeviceMemoryError: not even 64 positions fit.
-    """
-    if requested:
-        return options
-    available = int(device.heap_budget()[0] * MEMORY_MARGIN)
-    context = options.context
-    while True:
-        trial = replace(options, context=context)
-        needed = memory_plan(build_plan(graph, device.caps, trial), trial).total
-        if needed <= available:
-            return trial
-        if context <= BLOCK_POSITIONS:
-            raise DeviceMemoryError(
-                f"the model needs {needed:,} bytes at a context of {context}; "
-                f"{device.info.name} has {available:,} left. Compile with smaller --weights",
-                needed=needed,
-                available=available,
-            )
-        context = max(BLOCK_POSITIONS, context // 2 // BLOCK_POSITIONS * BLOCK_POSITIONS)
-
-
-def _check_memory(device: Device, memory: MemoryPlan) -> None:
-    available, _ = device.heap_budget()
-    if memory.total > available:
-        raise DeviceMemoryError(
-            f"the plan needs {memory.total:,} bytes (weights {memory.weights:,}, KV {memory.kv:,}, "
-            f"activations {memory.activations:,}); {device.info.name} has {available:,} left. "
-            "Load with a smaller context= or kv='fp16', or compile with smaller --weights",
-            needed=memory.total,
-            available=available,
-        )
