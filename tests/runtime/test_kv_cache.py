@@ -75,7 +75,7 @@ def test_fifty_sessions_return_everything(shared: Engine) -> None:
 
 def test_a_full_pool(device: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers in the error; who has blocks goes on; who waits gets those that come back."""
-    monkeypatch.setattr("hornito.runtime.engine.pool_sizes", lambda *_, **__: [3])
+    monkeypatch.setattr("hornito.runtime.memory.pool_sizes", lambda *_, **__: [3])
     with open_engine(device, compiled("llama-tiny"), slots=2) as engine:
         size = engine.pools[0].bytes
         assert engine.memory.kv == size == 3 * 2 * 3 * 64 * 8 * 4 * 3
