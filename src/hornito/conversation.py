@@ -68,6 +68,7 @@ class _Turn:
     text: list[str] = field(default_factory=list)
     tokens: int = 0
     evaluated: int = 0
+    reused: int = 0
     started: bool = False
 
 
@@ -169,7 +170,7 @@ class Conversation:
         session, settings = self._session, self.settings
         reused = min(common_prefix(session.ids, ids), len(ids) - 1)
         session.rewind(reused, refill=True)
-        self.stats.reused_tokens += reused
+        turn.reused = reused
         rest = self._prefill_all_but_last_chunk(turn, ids[reused:])
         if not self._interrupted.is_set():
             chunks = self.llm.stream_session(
@@ -214,6 +215,7 @@ class Conversation:
         """Keep what the turn brought."""
         ended = time.monotonic()
         prefilled = turn.prefilled if turn.prefilled is not None else ended
+        self.stats.reused_tokens += turn.reused
         self.stats.evaluated_tokens += turn.evaluated
         self.stats.generated_tokens += turn.tokens
         self.stats.prompt_seconds += prefilled - turn.began
@@ -316,4 +318,10 @@ def read_messages(path: Path) -> list[dict[str, str]]:
 def _timings(turn: _Turn) -> Timings:
     now = time.monotonic()
     prefilled = turn.prefilled if turn.prefilled is not None else now
-    return Timings(turn.evaluated, prefilled - turn.began, max(turn.tokens - 1, 0), now - prefilled)
+    return Timings(
+        turn.reused + turn.evaluated,
+        prefilled - turn.began,
+        max(turn.tokens - 1, 0),
+        now - prefilled,
+        turn.reused,
+    )

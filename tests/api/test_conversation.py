@@ -63,6 +63,9 @@ def test_only_new_ids_are_evaluated(llm: LLM, chat: Conversation) -> None:
     assert chat.stats.evaluated_tokens == first + len(ids) - shared
     assert llm.engine.counters.evaluated_tokens - before == len(ids) - shared
     assert chat.stats.turns == 2 and chat.stats.generated_tokens == 24
+    timings = list(chat.say("third"))[-1].timings
+    assert timings is not None and timings.reused_tokens > shared
+    assert timings.prompt_tokens == len(llm.chat_ids([*chat.messages[:-1]]))
 
 
 def test_an_answer_is_reused_where_its_text_gives_its_tokens(

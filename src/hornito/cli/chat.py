@@ -231,7 +231,6 @@ class Chat:
 
     def _answer(self, text: str) -> None:
         conversation, screen = self._conversation, self._screen
-        before = conversation.stats.reused_tokens
         last: Chunk | None = None
         chunks = conversation.say(text)
         with interrupting(conversation.interrupt):
@@ -246,10 +245,10 @@ class Chat:
             screen.note(self._why_cut())
         if screen.stats:
             timings = last.timings
-            reused = conversation.stats.reused_tokens - before
+            evaluated = timings.prompt_tokens - timings.reused_tokens
             screen.note(
-                f"{rate(timings.decode_tokens, timings.decode_seconds)}; prompt: {reused} reused, "
-                f"{rate(timings.prompt_tokens, timings.prompt_seconds)}"
+                f"{rate(timings.decode_tokens, timings.decode_seconds)}; prompt: "
+                f"{timings.reused_tokens} reused, {rate(evaluated, timings.prompt_seconds)}"
             )
 
     def _why_cut(self) -> str:
