@@ -1,13 +1,17 @@
-"""Tiny models with vocabularies and chat templates, as GGUF files. Their weights are random."""
+"""Tiny models with vocabularies and chat templates, as GGUF or directories, of random weights."""
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from gguf_samples import TEMPLATE, tiny_vocabulary, write_checkpoint
+from gguf_samples import HF, TEMPLATE, tiny_vocabulary, write_checkpoint
+from hornito.importers.tokenizer import read_vocabulary
 
 DEFAULT_SYSTEM = "You are the default."
 
@@ -39,6 +43,24 @@ def write_text_model(
     else:
         keys["tokenizer.chat_template"] = template
     return write_checkpoint(path, name, vocabulary=keys)
+
+
+def tokenizer_json(keys: dict[str, Any] | None = None) -> bytes:
+    """The byte-level vocabulary as a tokenizer.json; `keys` as of `tiny_vocabulary`."""
+    keys = dict(keys or tiny_vocabulary())
+    keys["tokenizer.ggml.token_type"] = np.array(keys["tokenizer.ggml.token_type"], np.int32)
+    found = read_vocabulary("m.gguf", keys, [])
+    assert found is not None
+    return found.to_json()
+
+
+def write_text_directory(folder: Path, name: str, *, template: str = TEMPLATE) -> Path:
+    """A checkpoint of tests/data/hf with that vocabulary, as a Hugging Face directory."""
+    shutil.copytree(HF / name, folder)
+    (folder / "tokenizer.json").write_bytes(tokenizer_json())
+    config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
 
 
 def write_sentencepiece_model(path: Path) -> Path:

@@ -6,17 +6,20 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornito.errors import ContextOverflowError, FormatError, UsageError
+from hornito.runtime.overflow import REFUSE, Overflow
+from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.results import Chunk, Timings
 from hornito.runtime.sampler import SamplingKeywords
 
 if TYPE_CHECKING:
     from hornito.api import LLM
+    from hornito.runtime.snapshot import Snapshot
 
 FORMAT = "hornito-chat"
 VERSION = 1
@@ -31,12 +34,15 @@ class ChatSettings:
         stop: strings that end an answer.
         ignore_eos: go on past end tokens.
         sampling: how tokens are chosen, as for `LLM.stream`; earlier turns count as prompt.
+        overflow: what happens when the conversation outgrows the context; with `truncate` the oldest
+            tokens of its rendering behind the first `keep_first` are left out.
     """
 
     max_tokens: int = 1024
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     sampling: SamplingKeywords = field(default_factory=SamplingKeywords)
+    overflow: Overflow = REFUSE
 
 
 @dataclass(slots=True)
@@ -88,12 +94,22 @@ class Conversation:
     """
 
     def __init__(
-        self, llm: LLM, *, system: str | None = None, settings: ChatSettings | None = None
+        self,
+        llm: LLM,
+        *,
+        system: str | None = None,
+        settings: ChatSettings | None = None,
+        prefix: Snapshot | None = None,
     ) -> None:
         """Start a conversation; it takes a slot of the model until `close`.
 
+        Args:
+            prefix: of `LLM.prefill_chat`, or loaded from a file that was made from one: the
+                conversation begins with its messages, and needs not evaluate them.
+
         Raises:
-            UsageError: the model has no chat template, or its template takes no system message.
+            UsageError: the model has no chat template, its template takes no system message, or the
+                prefix has no messages or a system message beside `system`.
             SessionError: no slot is free.
         """
         if not llm.has_chat_template:
@@ -105,6 +121,13 @@ class Conversation:
         self.settings = settings or ChatSettings()
         self.stats = ChatStats()
         self.messages: list[dict[str, str]] = []
+        self._prompt: Snapshot | None = None
+        given = _prefix_messages(prefix)
+        if given and given[0]["role"] == "system":
+            if system is not None:
+                raise UsageError("the prefix has a system message already")
+            system = given.pop(0)["content"]
+        self.messages += given
         self.system: str | None = None
         self._interrupted = threading.Event()
         self._session = llm.session()
@@ -123,6 +146,7 @@ class Conversation:
     def close(self) -> None:
         """Give the slot back; a second call does nothing."""
         self._session.close()
+        self._forget_prompt()
 
     @property
     def position(self) -> int:
@@ -144,14 +168,16 @@ class Conversation:
         """
         ids = self.llm.chat_ids(self._all({"role": "user", "content": text}))
         context = self.llm.context
-        if len(ids) >= context:
+        if len(ids) >= context and self.settings.overflow.policy == "error":
             raise ContextOverflowError(
                 f"with this message the conversation has {len(ids)} tokens; the context holds "
-                f"{context}, answer included. Start over with /reset, shorten the message, or load "
-                f"with a context above {len(ids)} (--context)",
+                f"{context}, answer included. Start over with /reset, shorten the message, load with "
+                f"a context above {len(ids)} (--context), or let it be shortened (--overflow "
+                "truncate)",
                 tokens=len(ids),
                 context=context,
             )
+        self.settings.overflow.check(context)
         self._interrupted.clear()
         return self._answer(text, ids)
 
@@ -168,9 +194,9 @@ class Conversation:
 
     def _pieces(self, turn: _Turn, ids: list[int]) -> Iterator[Chunk]:
         session, settings = self._session, self.settings
-        reused = min(common_prefix(session.ids, ids), len(ids) - 1)
-        session.rewind(reused, refill=True)
-        turn.reused = reused
+        if settings.overflow.applies(len(ids), self.llm.context):
+            ids = [ids[at] for at in settings.overflow.kept(len(ids), self.llm.context)]
+        turn.reused = reused = start_from_prefix(session, ids)
         rest = self._prefill_all_but_last_chunk(turn, ids[reused:])
         if not self._interrupted.is_set():
             chunks = self.llm.stream_session(
@@ -180,12 +206,14 @@ class Conversation:
                 stop=settings.stop,
                 ignore_eos=settings.ignore_eos,
                 continuation=False,
+                overflow=settings.overflow,
                 **settings.sampling,
             )
             turn.evaluated += len(rest)
             for chunk in chunks:
                 if turn.prefilled is None:
                     turn.prefilled = time.monotonic()
+                    self._keep_prompt()
                 turn.started = True
                 turn.tokens += len(chunk.token_ids)
                 turn.text.append(chunk.text)
@@ -197,10 +225,23 @@ class Conversation:
                     break
         yield Chunk("", (), "interrupted", _timings(turn))
 
+    def _keep_prompt(self) -> None:
+        """Where windows free keys, hold on to the prompt's end, from which the next turn starts when
+        the template gives the answer other ids than the model did."""
+        if any(pool.kind.window for pool in self.llm.engine.pools):
+            self._forget_prompt()
+            self._prompt = self._session.snapshot()
+
+    def _forget_prompt(self) -> None:
+        before, self._prompt = self._prompt, None
+        if before is not None:
+            before.release()
+
     def _prefill_all_but_last_chunk(self, turn: _Turn, ids: list[int]) -> list[int]:
         """Evaluate a long prompt in calls that an interrupt can come between; returns the rest."""
         session = self._session
-        most = max(rows for kind, rows in self.llm.engine.plan.buckets if kind == "chunk")
+        buckets = self.llm.engine.plan.buckets
+        most = max((rows for kind, rows in buckets if kind == "chunk"), default=1)
         while not self._interrupted.is_set():
             # The same cuts that one call would make, so that the bits are the same.
             size = most - session.position % most
@@ -235,6 +276,7 @@ class Conversation:
         """Forget all turns and the KV cache; the system message stays."""
         self.messages.clear()
         self._session.rewind(0)
+        self._forget_prompt()
 
     def set_system(self, text: str | None) -> None:
         """Replace the system message; the next turn evaluates the conversation under it.
@@ -279,14 +321,16 @@ class Conversation:
             raise
 
 
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many ids two sequences begin with in common."""
-    count = 0
-    for a, b in zip(first, second, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+def _prefix_messages(prefix: Snapshot | None) -> list[dict[str, str]]:
+    if prefix is None:
+        return []
+    prefix.check()
+    if not prefix.messages:
+        raise UsageError(
+            "this prefix was made from plain text; a chat needs one of messages (`hornito cache save "
+            "MODEL FILE --system FILE`, LLM.prefill_chat)"
+        )
+    return [dict(message) for message in prefix.messages]
 
 
 def read_messages(path: Path) -> list[dict[str, str]]:

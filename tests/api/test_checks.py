@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import hornito
@@ -18,11 +17,17 @@ from gguf_samples import HF, tiny_vocabulary
 from hornito.api import LLM
 from hornito.cli.main import main
 from hornito.errors import UsageError
-from hornito.importers.tokenizer import read_vocabulary
 from hornito.package import open_package
 from hornito.text.template import ChatTemplate, encode_chat
 from hornito.text.tokenizer import Tokenizer
-from text_model import DEFAULT_SYSTEM, STRICT_TEMPLATE, SYSTEM_TEMPLATE, write_text_model
+from text_model import (
+    DEFAULT_SYSTEM,
+    STRICT_TEMPLATE,
+    SYSTEM_TEMPLATE,
+    tokenizer_json,
+    write_text_directory,
+    write_text_model,
+)
 from tiny import golden
 
 #: How the families write the start: (template, whether the tokenizer adds BOS, BOS in the result).
@@ -55,18 +60,11 @@ STARTS = {
 def test_g1_the_right_number_of_bos(family: str) -> None:
     template, add_bos, count = STARTS[family]
     keys = {**tiny_vocabulary(), "tokenizer.ggml.bos_token_id": 0}
-    tokenizer = Tokenizer(_tokenizer_json(keys), add_bos=add_bos, bos_id=0, eos_ids=(2,))
+    tokenizer = Tokenizer(tokenizer_json(keys), add_bos=add_bos, bos_id=0, eos_ids=(2,))
     chat = ChatTemplate(template, {"bos_token": "<|endoftext|>"})
     for content in ("hello", "<|endoftext|>hello"):
         ids = encode_chat(tokenizer, chat, [{"role": "user", "content": content}])
         assert ids.count(0) == count and ids[:count] == [0] * count
-
-
-def _tokenizer_json(keys: dict[str, Any]) -> bytes:
-    types = np.array(keys["tokenizer.ggml.token_type"], np.int32)
-    found = read_vocabulary("m.gguf", {**keys, "tokenizer.ggml.token_type": types}, [])
-    assert found is not None
-    return found.to_json()
 
 
 @pytest.mark.gpu
@@ -115,12 +113,7 @@ def test_g9_a_gguf_template_gives_what_the_directory_gives(
 ) -> None:
     """The same template and vocabulary in both formats, through whole packages."""
     gguf = write_text_model(tmp_path / "m.gguf", template=SYSTEM_TEMPLATE)
-    folder = tmp_path / "folder"
-    shutil.copytree(HF / "llama-tiny", folder)
-    (folder / "tokenizer.json").write_bytes(_tokenizer_json(tiny_vocabulary()))
-    config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    config["chat_template"] = SYSTEM_TEMPLATE
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    folder = write_text_directory(tmp_path / "folder", "llama-tiny", template=SYSTEM_TEMPLATE)
     rendered = []
     for source in (gguf, folder):
         out = tmp_path / f"{source.stem}.vxm"

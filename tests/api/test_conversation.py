@@ -4,18 +4,21 @@ a fresh start."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hornito.api import LLM
-from hornito.conversation import ChatSettings, Conversation, common_prefix, read_messages
+from hornito.conversation import ChatSettings, Conversation, read_messages
 from hornito.errors import ContextOverflowError, FormatError, SessionError, UsageError
+from hornito.runtime.prefix import common_prefix
 from hornito.runtime.results import Chunk
-from text_model import STRICT_TEMPLATE, write_text_model
+from text_model import STRICT_TEMPLATE, write_text_directory, write_text_model
 
 pytestmark = pytest.mark.gpu
+DEVICE = os.environ.get("HORNITO_DEVICE")
 
 
 @pytest.fixture
@@ -229,6 +232,33 @@ def test_strict_templates(tmp_path: Path, private_cache: Path) -> None:
             path.write_text('[{"role": "user", "content": "a"}]')
             with pytest.raises(UsageError, match="must alternate"):
                 chat.load(path)
+
+
+def test_sliding_windows(tmp_path: Path, private_cache: Path) -> None:
+    """Mistral's window of 16: what differs far back is evaluated again, and counted as such."""
+    import hornito
+
+    folder = write_text_directory(tmp_path / "mistral", "mistral-tiny")
+    settings = ChatSettings(max_tokens=100, ignore_eos=True)
+    with (
+        hornito.load(folder, slots=2, weights="fp32", precision="high", device=DEVICE) as llm,
+        Conversation(llm, settings=settings) as chat,
+    ):
+        say(chat, "hello world, this is the first message")
+        position, evaluated = chat.position, llm.engine.counters.evaluated_tokens
+        # All turns but the beginning of the first one are others now.
+        chat.messages[0]["content"] = "hello world, this is another message"
+        chat.messages[1]["content"] = "an answer"
+        reused, counted = chat.stats.reused_tokens, chat.stats.evaluated_tokens
+        chat.settings.max_tokens = 12
+        answer = say(chat, "go on")
+        ids = llm.chat_ids(chat.messages[:-1])
+        assert 20 < common_prefix(ids, llm.chat_ids([*chat.messages[:1]])) < position - 64 - 16
+        assert chat.stats.reused_tokens == reused  # nothing could be kept
+        assert chat.stats.evaluated_tokens - counted == len(ids)
+        assert llm.engine.counters.evaluated_tokens - evaluated == len(ids)
+        fresh = llm.chat(chat.messages[:-1], max_tokens=12, ignore_eos=True)
+        assert answer[1] == list(fresh.token_ids)
 
 
 def test_slots(llm: LLM, tmp_path: Path, private_cache: Path) -> None:
