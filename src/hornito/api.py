@@ -20,11 +20,12 @@ from hornito.request import AnswerKeywords, Request
 from hornito.runtime.engine import Engine
 from hornito.runtime.memory import fit_context
 from hornito.runtime.overflow import REFUSE, Overflow
-from hornito.runtime.prefix import start_from_prefix
+from hornito.runtime.prefix import common_prefix, start_from_prefix
 from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
 from hornito.runtime.sampler import Sampler
 from hornito.runtime.session import Session
-from hornito.runtime.snapshot import Snapshot
+from hornito.runtime.snapshot import EMBEDDED, Snapshot
+from hornito.runtime.snapshot_file import load_snapshot
 from hornito.scoring import Score, score
 from hornito.streaming import stream_answer
 from hornito.vk.device import Device, open_device
@@ -314,6 +315,7 @@ class LLM:
             request.params,
             max_tokens=request.max_tokens,
             ignore_eos=request.ignore_eos,
+            overflow=request.overflow,
         )
 
     def prefill(self, prompt: str | Sequence[int]) -> Snapshot:
@@ -331,6 +333,37 @@ class LLM:
             reused = start_from_prefix(session, ids)
             session.prefill(ids[reused:])
             return session.snapshot()
+
+    def prefill_chat(self, messages: Sequence[Mapping[str, Any]]) -> Snapshot:
+        """Evaluate the beginning of every conversation that starts with these messages.
+
+        That is what the template's renderings have in common whatever the next user message says.
+        While the snapshot lives, such conversations start from it by themselves.
+
+        Raises:
+            ContextOverflowError, SessionError: as for `prefill`.
+            UsageError: there is no template, it refuses the messages, or nothing is in common.
+        """
+        given = [{key: message[key] for key in ("role", "content")} for message in messages]
+        first, second = (
+            self.chat_ids([*given, {"role": "user", "content": text}]) for text in ("a", "1")
+        )
+        shared = common_prefix(first, second)
+        if not shared:
+            raise UsageError("the chat template puts the newest message first: nothing is shared")
+        snapshot = self.prefill(first[:shared])
+        snapshot.messages = tuple(given)
+        return snapshot
+
+    def load_prefix(self, path: str | os.PathLike[str]) -> Snapshot:
+        """A snapshot from a file of `Snapshot.save` or `hornito cache save`; see `prefill`.
+
+        Raises:
+            SessionError: it was made with another model or other settings; names which.
+            FormatError: the file is damaged.
+            DeviceMemoryError: it needs more KV blocks than are free.
+        """
+        return load_snapshot(self.engine, path)
 
     def score(self, prompt: str | Sequence[int], continuation: str | Sequence[int]) -> Score:
         """How likely the model finds `continuation` after `prompt`.
@@ -396,12 +429,14 @@ class LLM:
 
     def _request(self, keywords: AnswerKeywords) -> Request:
         """The checked keywords."""
-        return Request.of(
+        request = Request.of(
             keywords,
             self._package.manifest.generation,
             vocabulary=self.engine.vocabulary,
             has_tokenizer=self.has_tokenizer,
         )
+        request.overflow.check(self.context)
+        return request
 
     def _prompt_ids(self, prompt: str | Sequence[int], overflow: Overflow = REFUSE) -> list[int]:
         """The ids of a prompt, which must fit unless the policy shortens it."""
@@ -441,6 +476,8 @@ class LLM:
             if not ids:
                 # At least one token is evaluated: the prefix's last one.
                 ids = session.ids[-1:]
+                if not ids or ids[0] == EMBEDDED:
+                    raise UsageError("the prompt is empty, and the prefix does not end in a token")
                 session.rewind(session.position - 1)
             yield from self._continue(session, ids, request, session.position)
 

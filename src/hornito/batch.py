@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from hornito.answer import join
 from hornito.errors import SessionError
 from hornito.runtime.decode import decode_records
+from hornito.runtime.overflow import Overflow
+from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.results import Chunk, Generation, Timings
 from hornito.runtime.sampler import Sampler, SamplingParams
 
@@ -38,6 +40,7 @@ class _Running:
     sampler: Sampler
     answer: Answer
     prompt_tokens: int
+    reused_tokens: int
     began: float
     prefilled: float
     pieces: list[Chunk]
@@ -46,6 +49,15 @@ class _Running:
         if records and not self.answer.ended():
             self.pieces.append(self.answer.take(records))
 
+    def rebuild(self, overflow: Overflow) -> None:
+        """The context is full: go on from what the policy keeps."""
+        session = self.session
+        assert session.pending is not None
+        session.rebuild([*session.ids, session.pending], overflow, self.sampler)
+        self.sampler = replace(self.sampler, prompt_tokens=session.position)
+        assert session.record is not None
+        self.take([session.record])
+
     def finished(self) -> Generation:
         now = time.monotonic()
         timings = Timings(
@@ -53,6 +65,7 @@ class _Running:
             self.prefilled - self.began,
             self.answer.count - 1,
             now - self.prefilled,
+            self.reused_tokens,
         )
         return join([*self.pieces, self.answer.last(timings)])
 
@@ -65,6 +78,7 @@ def generate_batch(
     *,
     max_tokens: int,
     ignore_eos: bool,
+    overflow: Overflow,
 ) -> list[Generation]:
     """Answer prompts of token ids, as many at a time as there are free slots.
 
@@ -73,10 +87,10 @@ def generate_batch(
 
     Args:
         llm: the model.
-        prompts: each at least one id and within the context.
+        prompts: each at least one id and within the context, unless the policy shortens it.
         new_answer: makes the answer of one prompt.
         params: how tokens are chosen; a seed in them is that of every answer.
-        max_tokens, ignore_eos: as for `LLM.stream`.
+        max_tokens, ignore_eos, overflow: as for `LLM.stream`.
 
     Raises:
         SessionError: no slot is free.
@@ -95,9 +109,9 @@ def generate_batch(
     try:
         while waiting or running:
             while waiting and len(running) < most:
-                running.append(_start(llm, *waiting.pop(), new_answer, params))
+                running.append(_start(llm, *waiting.pop(), new_answer, params, overflow))
             if not any(one.answer.ended() for one in running):
-                _advance(llm, running, max_tokens, ignore_eos, refill=bool(waiting))
+                _advance(llm, running, max_tokens, ignore_eos, overflow, refill=bool(waiting))
             for one in [one for one in running if one.answer.ended()]:
                 results[one.index] = one.finished()
                 one.session.close()
@@ -114,15 +128,21 @@ def _start(
     ids: Sequence[int],
     new_answer: Callable[[Sampler], Answer],
     params: SamplingParams,
+    overflow: Overflow,
 ) -> _Running:
     began = time.monotonic()
+    prompt_tokens = len(ids)
+    if overflow.applies(prompt_tokens, llm.context):
+        ids = [ids[at] for at in overflow.kept(prompt_tokens, llm.context)]
     sampler = Sampler.start(params, len(ids))
     session = llm.session()
     try:
-        session.prefill(ids, sampler=sampler)
+        reused = start_from_prefix(session, ids)
+        session.prefill(ids[reused:], sampler=sampler)
         assert session.record is not None
         answer = new_answer(sampler)
-        one = _Running(index, session, sampler, answer, len(ids), began, time.monotonic(), [])
+        now = time.monotonic()
+        one = _Running(index, session, sampler, answer, prompt_tokens, reused, began, now, [])
         one.take([session.record])
     except BaseException:
         session.close()
@@ -131,7 +151,13 @@ def _start(
 
 
 def _advance(
-    llm: LLM, running: Sequence[_Running], max_tokens: int, ignore_eos: bool, *, refill: bool
+    llm: LLM,
+    running: Sequence[_Running],
+    max_tokens: int,
+    ignore_eos: bool,
+    overflow: Overflow,
+    *,
+    refill: bool,
 ) -> None:
     """Decode until an answer ends whose slot is wanted, or until all have ended.
 
@@ -156,4 +182,8 @@ def _advance(
     else:
         # The device has nothing more: end tokens, limits, or the end of the context.
         for one in running:
-            one.answer.end("length")
+            full = overflow.applies(one.session.position + 1, llm.context)
+            if full and not one.answer.ended():
+                one.rebuild(overflow)
+            else:
+                one.answer.end("length")

@@ -34,8 +34,8 @@ class ChatSettings:
         stop: strings that end an answer.
         ignore_eos: go on past end tokens.
         sampling: how tokens are chosen, as for `LLM.stream`; earlier turns count as prompt.
-        overflow: what happens when the conversation outgrows the context; with `truncate` the oldest
-            tokens of its rendering behind the first `keep_first` are left out.
+        overflow: what happens when the conversation outgrows the context; with `truncate` only the
+            first and last tokens of its rendering are evaluated.
     """
 
     max_tokens: int = 1024
@@ -171,8 +171,8 @@ class Conversation:
         if len(ids) >= context and self.settings.overflow.policy == "error":
             raise ContextOverflowError(
                 f"with this message the conversation has {len(ids)} tokens; the context holds "
-                f"{context}, answer included. Start over with /reset, shorten the message, load with "
-                f"a context above {len(ids)} (--context), or let it be shortened (--overflow "
+                f"{context}, answer included. Start over with /reset, shorten the message, load "
+                f"with a context above {len(ids)} (--context), or have it shortened (--overflow "
                 "truncate)",
                 tokens=len(ids),
                 context=context,
@@ -226,8 +226,8 @@ class Conversation:
         yield Chunk("", (), "interrupted", _timings(turn))
 
     def _keep_prompt(self) -> None:
-        """Where windows free keys, hold on to the prompt's end, from which the next turn starts when
-        the template gives the answer other ids than the model did."""
+        """Where windows free keys, hold on to the prompt's end: the next turn starts there when the
+        template gives the answer other ids than the model did."""
         if any(pool.kind.window for pool in self.llm.engine.pools):
             self._forget_prompt()
             self._prompt = self._session.snapshot()
@@ -327,8 +327,8 @@ def _prefix_messages(prefix: Snapshot | None) -> list[dict[str, str]]:
     prefix.check()
     if not prefix.messages:
         raise UsageError(
-            "this prefix was made from plain text; a chat needs one of messages (`hornito cache save "
-            "MODEL FILE --system FILE`, LLM.prefill_chat)"
+            "this prefix was made from plain text; a chat needs one of messages (`hornito cache "
+            "save MODEL FILE --system FILE`, LLM.prefill_chat)"
         )
     return [dict(message) for message in prefix.messages]
 

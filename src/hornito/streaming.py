@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hornito.runtime.decode import decode_records
@@ -45,6 +46,7 @@ def stream_answer(
     if overflow.applies(session.position + len(ids), session.engine.context):
         reused = 0
         session.rebuild([*session.ids, *ids], overflow, sampler)
+        sampler = replace(sampler, prompt_tokens=session.position)
     else:
         session.prefill(ids, sampler=sampler)
     prefilled = time.monotonic()
@@ -65,6 +67,7 @@ def stream_answer(
             break
         assert session.pending is not None
         session.rebuild([*session.ids, session.pending], overflow, sampler)
+        sampler = replace(sampler, prompt_tokens=session.position)
         yield from _pieces(answer, session)
     ended = time.monotonic()
     yield answer.last(

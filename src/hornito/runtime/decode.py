@@ -99,6 +99,7 @@ class _Run:
         self.limits = [min(context, s.position + n) for s, n in zip(sessions, counts, strict=True)]
         self.submitted = [s.position for s in sessions]
         self.position = list(self.submitted)  # of each session, as this run left it
+        self.edits = [s.edits for s in sessions]
         self.over = [limit <= s.position for s, limit in zip(sessions, self.limits, strict=True)]
         self.owns_rows = False
         self.in_flight: list[tuple[int, int]] = []  # (ticket, steps)
@@ -141,6 +142,7 @@ class _Run:
         for i, session in enumerate(self.sessions):
             if not self.over[i]:
                 self.submitted[i] = min(self.submitted[i] + count, self.limits[i])
+                session.holder = self
                 session.reserve(self.submitted[i])
         step = engine.recording("batch", self.rows, "body")
         tail = "sample" if self.sampled else "argmax"
@@ -190,13 +192,16 @@ class _Run:
     def _accept(self, records: Records) -> None:
         self._check_sessions()
         for i, (session, row) in enumerate(zip(self.sessions, records, strict=True)):
-            session.accept([record.token for record in row])
+            sampler = self.samplers[i]
+            session.accept(
+                [record.token for record in row], None if sampler.params.plain else sampler
+            )
             self.position[i] = session.position
 
     def _check_sessions(self) -> None:
-        for session, position in zip(self.sessions, self.position, strict=True):
+        for session, position, edits in zip(self.sessions, self.position, self.edits, strict=True):
             session.check_open()
-            if session.position != position:
+            if session.position != position or session.edits != edits:
                 raise SessionError(
                     f"a session moved from position {position} to {session.position} while a "
                     "decode run had it; close the run first"
@@ -211,6 +216,8 @@ class _Run:
         for ticket, count in self.in_flight:
             self.engine.wait(ticket)
             self.engine.skip_records("batch", len(self.sessions), count)
+        for session in self.sessions:
+            session.leave(self)
 
 
 def _one_engine(sessions: Sequence[Session]) -> Engine:

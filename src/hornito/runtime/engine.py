@@ -21,6 +21,7 @@ from hornito.errors import HornitoError, SessionError
 from hornito.graph.graph import Graph
 from hornito.ops.base import MOST_TOP, Operand
 from hornito.ops.head import RECORD_BYTES
+from hornito.ops.rope import original_max
 from hornito.plan.plan import RING, Plan, PlanOptions, build_plan
 from hornito.plan.recording import Pipelines, record
 from hornito.progress import NullProgress, Progress
@@ -130,7 +131,7 @@ class Engine:
         self.plan = build_plan(graph, device.caps, self.options)
         self.memory = memory_plan(self.plan, self.options)
         check_memory(device, self.memory)
-        self.identity = _identity(package, self.plan, options, precision)
+        self.identity = _identity(package, graph, self.plan, options, precision)
         self.context = options.context
         self.vocabulary = self.plan.vocabulary
         self._arenas: list[Arena] = []
@@ -271,6 +272,11 @@ class Engine:
             runs.insert(0, self._prelude(updates))
         self.last_ticket = self.device.submit(runs)
         return self.last_ticket
+
+    def flush(self) -> None:
+        """Submit the copies that wait, before the host reads or writes blocks itself."""
+        if self._queued:
+            self.submit([], [])
 
     def _prelude(self, updates: Sequence[tuple[str, int, bytes]]) -> Recorder:
         done = self.device.completed()
@@ -464,20 +470,27 @@ class Engine:
         return hurt
 
 
-def _identity(package: Package, plan: Plan, options: PlanOptions, precision: str) -> dict[str, Any]:
-    """What a KV cache depends on, as plain JSON types."""
+def _identity(
+    package: Package, graph: Graph, plan: Plan, options: PlanOptions, precision: str
+) -> dict[str, Any]:
+    """What a KV cache depends on, as plain JSON types; the first that differs is named."""
     manifest = package.manifest
     text = json.dumps(manifest.to_json(), sort_keys=True)
+    longest = original_max(graph)
     return {
-        "package": hashlib.sha256(text.encode()).hexdigest(),
         "weights": manifest.quant.get("weights"),
         "precision": precision,
         "kv": "fp16" if options.kv_half else "fp32",
         "rope_theta": manifest.facts.get("rope_theta"),
         "rope_scaling": manifest.facts.get("rope_scaling"),
-        "kinds": [
-            [kind.window, kind.kv_heads, kind.head_dim, list(kind.layers)] for kind in plan.kinds
-        ],
+        "rope_factors": None
+        if longest is None
+        else "long"
+        if options.context > longest
+        else "short",
+        "windows": [kind.window for kind in plan.kinds],
+        "kinds": [[kind.kv_heads, kind.head_dim, list(kind.layers)] for kind in plan.kinds],
+        "package": hashlib.sha256(text.encode()).hexdigest(),
     }
 
 

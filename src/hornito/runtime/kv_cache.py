@@ -182,20 +182,30 @@ class SequenceBlocks:
         Raises:
             DeviceMemoryError: the pool is exhausted; nothing is lost then.
         """
+        # All are taken before any is used: half a change could not be undone.
+        taken: list[tuple[int, int, int]] = []  # (kind, index, block)
+        try:
+            for kind, (pool, blocks) in enumerate(zip(self._pools, self._blocks, strict=True)):
+                self._free_passed(kind, position, ticket)
+                for index in range(position // BLOCK_POSITIONS, ceil_div(end, BLOCK_POSITIONS)):
+                    block = blocks[index] if index < len(blocks) else None
+                    if block is None or pool.owners(block) > 1:
+                        taken.append((kind, index, pool.take()))
+        except BaseException:
+            for kind, _, block in taken:
+                self._pools[kind].release(block, ticket)
+            raise
         copies = []
-        for kind, (pool, blocks) in enumerate(zip(self._pools, self._blocks, strict=True)):
-            self._free_passed(kind, position, ticket)
-            tail = position // BLOCK_POSITIONS
-            shared = blocks[tail] if tail < len(blocks) else None
-            if shared is not None and pool.owners(shared) > 1:
-                own = pool.take()
-                copies.append(BlockCopy(pool, shared, own))
-                self._set(kind, tail, own)
-                pool.release(shared, ticket)
-            while len(blocks) < ceil_div(end, BLOCK_POSITIONS):
-                block = pool.take()
+        for kind, index, own in taken:
+            pool, blocks = self._pools[kind], self._blocks[kind]
+            if index == len(blocks):
                 blocks.append(None)
-                self._set(kind, len(blocks) - 1, block)
+            shared = blocks[index]
+            if shared is not None:
+                if index * BLOCK_POSITIONS < position:
+                    copies.append(BlockCopy(pool, shared, own))
+                pool.release(shared, ticket)
+            self._set(kind, index, own)
         return copies
 
     def _free_passed(self, kind: int, position: int, ticket: int) -> None:
@@ -219,13 +229,14 @@ class SequenceBlocks:
         """See the function `first_kept`."""
         return first_kept(self._pools, self._blocks)
 
-    def share(self) -> Blocks:
-        """A list of the blocks, each with one owner more."""
-        for pool, blocks in zip(self._pools, self._blocks, strict=True):
-            for block in blocks:
-                if block is not None:
-                    pool.share(block)
-        return [list(blocks) for blocks in self._blocks]
+    def share(self, position: int) -> Blocks:
+        """A list of the blocks of the positions up to this one, each with one owner more.
+
+        What lies behind, for steps to come or in flight, stays with this sequence alone.
+        """
+        kept = [blocks[: ceil_div(position, BLOCK_POSITIONS)] for blocks in self._blocks]
+        share_blocks(self._pools, kept)
+        return kept
 
     def replace(self, blocks: Blocks, ticket: int) -> None:
         """Give up the own blocks and take over a list whose owners count this sequence already."""
@@ -281,6 +292,14 @@ def held_bytes(pools: Collection[BlockPool], blocks: Blocks) -> int:
     )
 
 
+def share_blocks(pools: Collection[BlockPool], blocks: Blocks) -> None:
+    """One owner more for every block of a list."""
+    for pool, own in zip(pools, blocks, strict=True):
+        for block in own:
+            if block is not None:
+                pool.share(block)
+
+
 def release_blocks(pools: Collection[BlockPool], blocks: Blocks, ticket: int) -> None:
     """One owner less for every block of a list, which is emptied."""
     for pool, own in zip(pools, blocks, strict=True):
@@ -301,9 +320,9 @@ def pool_sizes(
 ) -> list[int]:
     """Blocks per kind.
 
-    By default every slot can fill its context, with one block over for the copy of a shared tail. A
-    sliding kind holds its window, the rewind budget and the `advance` positions of one call, twice,
-    so that a snapshot can hold one while its session goes on.
+    By default every slot can fill its context, while two snapshots (a prefix, and the end of a
+    prompt) hold a tail each. A sliding kind holds its window, the rewind budget and the `advance`
+    positions of one call three times: for the session and for either snapshot.
 
     Args:
         kv_bytes: bytes to use instead, in the same proportions.
@@ -313,10 +332,10 @@ def pool_sizes(
     """
     counts = []
     for kind in kinds:
-        per_slot = table_blocks + 1
+        per_slot = table_blocks + 2
         if kind.window:
             ring = ceil_div(kind.window + rewind_budget + advance, BLOCK_POSITIONS) + 2
-            per_slot = min(per_slot, 2 * ring)
+            per_slot = min(per_slot, 3 * ring)
         counts.append(per_slot * slots)
     if kv_bytes is None:
         return counts

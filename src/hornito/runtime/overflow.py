@@ -37,6 +37,11 @@ class Overflow:
         if self.keep_first < 0 or (self.keep_last is not None and self.keep_last < 1):
             raise UsageError("keep_first must be at least 0 and keep_last at least 1")
 
+    def check(self, context: int) -> None:
+        """Raise UsageError when what is kept leaves no room for a new token."""
+        if self.policy == "truncate":
+            self.kept(0, context)
+
     def applies(self, positions: int, context: int) -> bool:
         """Whether a sequence of that many positions is to be rebuilt."""
         return self.policy == "truncate" and positions > context

@@ -44,10 +44,20 @@ def best_match(snapshots: Iterable[Snapshot], ids: Sequence[int]) -> Match | Non
 
 
 def start_from_prefix(session: Session, ids: Sequence[int]) -> int:
-    """Bring an empty session to the longest reusable prefix of `ids`, and return its length."""
+    """Bring a session to the longest prefix of `ids` that need not be evaluated again.
+
+    That is what the session itself holds, or a live snapshot. At least the last of `ids` is left to
+    evaluate.
+
+    Returns:
+        the tokens of the prefix, which are the session's position.
+    """
+    own = min(common_prefix(session.ids, ids), len(ids) - 1)
+    if own < session.position and own < session.blocks.first_kept:
+        own = 0
     match = best_match(list(session.engine.snapshots), ids)
-    if match is None:
-        return 0
-    session.restore(match.snapshot)
-    session.rewind(match.tokens)
-    return match.tokens
+    if match is not None and match.tokens > own:
+        session.restore(match.snapshot)
+        own = match.tokens
+    session.rewind(own)
+    return own

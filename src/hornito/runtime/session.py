@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +15,7 @@ from hornito.errors import ContextOverflowError, SessionError, UsageError
 from hornito.ops.base import ROW_EMBEDDED, ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import LOGITS_ROWS
 from hornito.runtime.engine import Engine, Record, RowUpdate
-from hornito.runtime.kv_cache import SequenceBlocks
+from hornito.runtime.kv_cache import SequenceBlocks, share_blocks
 from hornito.runtime.overflow import Overflow
 from hornito.runtime.sampler import Sampler, sampling_updates
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
@@ -35,7 +37,10 @@ class Session:
             one, or the one that a sampler drew.
         record: what the device said of the pending token, when a prefill found it.
         vectors: the embeddings among `ids`, by position.
+        sampler: what drew the pending token; None for the most likely one. The random state is its
+            seed and the position.
         fresh: whether the last evaluated token was evaluated here, not taken over from a snapshot.
+        edits: counts what changed the session, but for the tokens that a decode run brings.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -44,7 +49,10 @@ class Session:
         self.ids: list[int] = []
         self.pending: int | None = None
         self.record: Record | None = None
+        self.sampler: Sampler | None = None
         self.fresh = False
+        self.edits = 0
+        self.holder: object = None  # the decode run whose steps have blocks reserved here
         self.vectors: dict[int, FloatArray] = {}
         self.blocks = SequenceBlocks(
             engine.pools, engine.tables, self.slot, engine.options.rewind_budget
@@ -111,6 +119,7 @@ class Session:
         for start, rows, live in chunks[:-1]:
             self._evaluate(ids[start : start + live], rows, "none")
         start, rows, live = chunks[-1]
+        self.sampler = sampler
         if sampler is None or sampler.params.plain:
             self._evaluate(ids[start:], rows, "argmax")
             return
@@ -153,9 +162,8 @@ class Session:
         ids = self._admit(ids)
         out = np.full(len(ids), np.nan, np.float32)
         if self.ids:
-            last = self.ids[-1]
-            self.rewind(self.position - 1)
-            self._score([last], [ids[0]], out[:1], chunk)
+            with self._again() as last:
+                self._score([last], [ids[0]], out[:1], chunk)
         if len(ids) > 1:
             self._score(ids[:-1], ids[1:], out[1:], chunk)
         self._evaluate(ids[-1:], 1, "argmax")
@@ -194,12 +202,23 @@ class Session:
                 "logits() needs an evaluated token: none was since this session began, was "
                 "restored, forked or rewound; call prefill() or step() first"
             )
-        last, pending = self.ids[-1], self.pending
-        self.rewind(self.position - 1)
-        row = self._evaluate([last], 1, "logits")
-        self.pending = pending
+        pending, edits = self.pending, self.edits
+        with self._again() as last:
+            row = self._evaluate([last], 1, "logits")
+        self.pending, self.edits = pending, edits
         vocabulary = self.engine.vocabulary
         return self.engine.host_floats("logits", (row + 1) * vocabulary)[row * vocabulary :]
+
+    @contextmanager
+    def _again(self) -> Iterator[int]:
+        """The last token, to be evaluated once more; blocks and embeddings behind it stay."""
+        position, last, pending = self.position, self.ids.pop(), self.pending
+        try:
+            yield last
+        finally:
+            if self.position < position:
+                self.ids.append(last)
+                self.pending = pending
 
     def _score(
         self, ids: Sequence[int], following: Sequence[int], out: FloatArray, chunk: int | None
@@ -302,6 +321,7 @@ class Session:
         self.ids += ids
         self.pending = None
         self.fresh = True
+        self.edits += 1
         engine.counters.evaluated_tokens += live
         if tail == "none":
             return 0
@@ -381,6 +401,7 @@ class Session:
         self.ids = [] if again else kept
         self._forget_vectors(position)
         self.pending = None
+        self.edits += 1
         if again:
             self._run(kept)
             self.pending = None
@@ -400,10 +421,13 @@ class Session:
         kept = overflow.kept(len(ids), self.engine.context)
         tokens = [ids[at] for at in kept]
         vectors = {new: self.vectors[at] for new, at in enumerate(kept) if at in self.vectors}
-        self._admit([token for token in tokens if token != EMBEDDED], room=False)
+        given = [token for at, token in zip(kept, tokens, strict=True) if at not in self.vectors]
+        if given:
+            self._admit(given, room=False)
         self.rewind(0)
         self.vectors = vectors
-        self._run(tokens, sampler=sampler)
+        # What was kept is the prompt of all that follows.
+        self._run(tokens, sampler=sampler and replace(sampler, prompt_tokens=len(tokens)))
 
     # -- snapshots --------------------------------------------------------------------------
 
@@ -411,7 +435,12 @@ class Session:
         """What the session is now, sharing its blocks; nothing is copied."""
         self.check_open()
         return Snapshot(
-            self.engine, self.blocks.share(), list(self.ids), self.pending, dict(self.vectors)
+            self.engine,
+            self.blocks.share(self.position),
+            list(self.ids),
+            self.pending,
+            dict(self.vectors),
+            self.sampler,
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -425,15 +454,14 @@ class Session:
         if snapshot.engine is not self.engine:
             raise SessionError("a snapshot can be restored only on the engine that it was made on")
         shared = [list(blocks) for blocks in snapshot.blocks]
-        for pool, blocks in zip(self.engine.pools, shared, strict=True):
-            for block in blocks:
-                if block is not None:
-                    pool.share(block)
+        share_blocks(self.engine.pools, shared)
         self.blocks.replace(shared, self.engine.last_ticket)
         self.ids = list(snapshot.ids)
         self.vectors = dict(snapshot.vectors)
         self.pending = snapshot.pending
+        self.sampler = snapshot.sampler
         self.fresh = False
+        self.edits += 1
 
     def fork(self) -> Session:
         """A second session at this point, in a slot of its own; nothing is copied.
@@ -465,13 +493,23 @@ class Session:
         """Bytes of the KV blocks held, shared ones included."""
         return self.blocks.nbytes
 
-    def accept(self, tokens: Sequence[int]) -> None:
+    def accept(self, tokens: Sequence[int], sampler: Sampler | None = None) -> None:
         """Take over tokens that a decode run emitted: each was pending when the next came."""
+        if not tokens:
+            return
         for token in tokens:
             if self.pending is None:
                 raise SessionError("a token can follow only a pending one")
             self.ids.append(self.pending)
             self.pending = token
+        self.sampler = sampler
+        self.fresh = True
+
+    def leave(self, run: object) -> None:
+        """A decode run is over: give up the blocks reserved for tokens that did not come."""
+        if self.holder is run and not self._closed:
+            self.holder = None
+            self.blocks.truncate(self.position, self.engine.last_ticket)
 
     def check_open(self) -> None:
         """Raise SessionError when the session was closed."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import os
 
     from hornito.runtime.engine import Engine
+    from hornito.runtime.sampler import Sampler
 
 EMBEDDED = -1
 """Stands in the ids of a session or snapshot for a position that was given as an embedding."""
@@ -28,6 +29,8 @@ class Snapshot:
         ids: the tokens evaluated so far.
         pending: the next token, when it was known.
         vectors: the positions that were given as embeddings.
+        sampler: what drew the pending token; None for the most likely one.
+        messages: the conversation that the tokens are the beginning of, when they came from one.
     """
 
     def __init__(
@@ -37,11 +40,14 @@ class Snapshot:
         ids: list[int],
         pending: int | None,
         vectors: dict[int, npt.NDArray[np.float32]],
+        sampler: Sampler | None = None,
     ) -> None:
         self.engine = engine
         self.ids = ids
         self.pending = pending
         self.vectors = vectors
+        self.sampler = sampler
+        self.messages: tuple[dict[str, str], ...] = ()
         self._blocks = blocks
         self._released = False
         engine.snapshots.add(self)

@@ -1,30 +1,34 @@
 """Snapshots on disk: a safetensors file with the KV blocks and everything that must match.
 
-Metadata: `{"hornito.snapshot": JSON}` with the format version, the engine's identity (package
-hash, weights, precision, KV type, RoPE and window settings), token ids, the pending token, which
-blocks of each kind are there (the phase of a sliding window), and the sha256 of every tensor. A
-second entry, `hornito.snapshot.sha256`, is the hash of that JSON. One tensor per kind, `kv.<kind>`:
-`[blocks, block bytes]` of U8; and, where positions were given as embeddings, `embeddings`, their
-fp32 rows in order.
+Metadata: `{"hornito.snapshot": JSON}` with the format version, the engine's identity (package hash,
+weights, precision, KV type, RoPE and window settings), token ids, the pending token and what drew
+it (sampling parameters and seed), the messages that the tokens come from, which blocks of each kind
+are there (the phase of a sliding window), and the sha256 of every tensor. A second entry,
+`hornito.snapshot.sha256`, is the hash of that JSON. One tensor per kind, `kv.<kind>`: `[blocks,
+block bytes]` of U8; and, where positions were given as embeddings, `embeddings`, their fp32 rows in
+order.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import operator
 import os
 import secrets
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hornito.errors import FormatError, HornitoError, SessionError
+from hornito.errors import FormatError, HornitoError, SessionError, UsageError
 from hornito.ops.base import BLOCK_POSITIONS, ceil_div
 from hornito.plan.plan import KvKind
 from hornito.runtime.engine import Engine
 from hornito.runtime.kv_cache import Blocks, release_blocks
+from hornito.runtime.sampler import Sampler, SamplingParams
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 
 Array = npt.NDArray[Any]
@@ -38,10 +42,11 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> int:
     """Write a snapshot; the file appears only when it is complete. Returns its size in bytes."""
     from safetensors.numpy import save_file
 
-    engine = snapshot.engine
+    engine, pools_blocks = snapshot.engine, snapshot.blocks
+    engine.flush()
     tensors: dict[str, np.ndarray[Any, np.dtype[Any]]] = {}
     present: list[list[int]] = []
-    for kind, (pool, blocks) in enumerate(zip(engine.pools, snapshot.blocks, strict=True)):
+    for kind, (pool, blocks) in enumerate(zip(engine.pools, pools_blocks, strict=True)):
         indices = [i for i, block in enumerate(blocks) if block is not None]
         data = np.empty((len(indices), pool.kind.block_bytes), np.uint8)
         for row, index in enumerate(indices):
@@ -59,6 +64,8 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> int:
         "identity": engine.identity,
         "ids": snapshot.ids,
         "pending": snapshot.pending,
+        "sampler": None if snapshot.sampler is None else _sampler_json(snapshot.sampler),
+        "messages": list(snapshot.messages),
         "present": present,
         "sha256": {name: _hash(data) for name, data in tensors.items()},
     }
@@ -96,8 +103,11 @@ def load_snapshot(engine: Engine, path: str | os.PathLike[str]) -> Snapshot:
     """
     tensors, facts = _open(path)
     _check_identity(engine.identity, facts["identity"], str(path))
+    _check_ids(engine, facts, str(path))
+    sampler = _sampler_of(facts["sampler"], str(path))
     data = _check_blocks(engine, tensors, facts, str(path))
     vectors = _check_vectors(engine, tensors, facts, str(path))
+    engine.flush()
     blocks: Blocks = [[] for _ in engine.pools]
     try:
         uploads = []
@@ -111,7 +121,9 @@ def load_snapshot(engine: Engine, path: str | os.PathLike[str]) -> Snapshot:
     except BaseException:
         release_blocks(engine.pools, blocks, engine.last_ticket)
         raise
-    return Snapshot(engine, blocks, list(facts["ids"]), facts["pending"], vectors)
+    made = Snapshot(engine, blocks, list(facts["ids"]), facts["pending"], vectors, sampler)
+    made.messages = tuple(facts["messages"])
+    return made
 
 
 def _open(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
@@ -144,7 +156,7 @@ def _digest(text: str) -> str:
 
 def _check_facts(facts: dict[str, Any], path: str) -> None:
     ids, pending = facts.get("ids"), facts.get("pending")
-    present = facts.get("present")
+    present, messages = facts.get("present"), facts.get("messages")
     right = (
         isinstance(facts.get("identity"), dict)
         and isinstance(facts.get("sha256"), dict)
@@ -154,9 +166,17 @@ def _check_facts(facts: dict[str, Any], path: str) -> None:
         and isinstance(present, list)
         and all(
             isinstance(own, list)
-            and all(type(i) is int and 0 <= i <= len(ids) for i in own)
+            and all(type(i) is int and 0 <= i < ceil_div(len(ids), BLOCK_POSITIONS) for i in own)
             and own == sorted(set(own))
             for own in present
+        )
+        and (facts.get("sampler") is None or isinstance(facts["sampler"], dict))
+        and isinstance(messages, list)
+        and all(
+            isinstance(message, dict)
+            and set(message) == {"role", "content"}
+            and all(isinstance(text, str) for text in message.values())
+            for message in messages
         )
     )
     if not right:
@@ -164,12 +184,41 @@ def _check_facts(facts: dict[str, Any], path: str) -> None:
 
 
 def _check_identity(mine: dict[str, Any], other: dict[str, Any], path: str) -> None:
-    for field in sorted(set(mine) | set(other)):
+    for field in [*mine, *sorted(set(other) - set(mine))]:
         if mine.get(field) != other.get(field):
             raise SessionError(
                 f"{path}: the snapshot was made with {field} = {other.get(field)!r}; this session "
                 f"has {mine.get(field)!r}"
             )
+
+
+def _check_ids(engine: Engine, facts: dict[str, Any], path: str) -> None:
+    pending = [] if facts["pending"] is None else [facts["pending"]]
+    for token in [*(token for token in facts["ids"] if token != EMBEDDED), *pending]:
+        if not 0 <= token < engine.vocabulary:
+            raise FormatError(f"{path}: token id {token} is outside the model's vocabulary")
+
+
+def _sampler_json(sampler: Sampler) -> dict[str, Any]:
+    params = asdict(sampler.params)
+    params["logit_bias"] = sorted(params["logit_bias"].items())
+    return {"params": params, "seed": sampler.seed, "prompt_tokens": sampler.prompt_tokens}
+
+
+def _sampler_of(data: dict[str, Any] | None, path: str) -> Sampler | None:
+    if data is None:
+        return None
+    try:
+        params = {**data["params"], "logit_bias": dict(data["params"]["logit_bias"])}
+        return Sampler(
+            SamplingParams(**params),
+            operator.index(data["seed"]),
+            operator.index(data["prompt_tokens"]),
+        )
+    except (KeyError, TypeError, ValueError, UsageError) as error:
+        raise FormatError(
+            f"{path}: the snapshot's sampling parameters are wrong: {error}"
+        ) from error
 
 
 def _needed(kind: KvKind, position: int) -> set[int]:
