@@ -158,13 +158,13 @@ def _lower_split(node: Node, low: Lowering) -> None:
 def _split_kernel(low: Lowering, group: int, head_dim: int) -> tuple[str, int, dict[int, int]]:
     """Kernel stem, query heads of one workgroup, and the kernel's own specialisation constants."""
     caps = low.caps
-    lanes = min(16, caps.subgroup_min)
-    if caps.device_kind != "software" and lanes >= 8 and "shuffle" in caps.subgroup_ops:
-        lanes = 16 if lanes == 16 else 8
-        parts = ceil_div(head_dim // 4, lanes)
-        if parts <= 4:
-            together = max(h for h in range(1, 9) if group % h == 0 and h * parts <= 8)
-            return "attention/lanes.", together, {5: lanes, 6: parts}
+    # Fewer lanes a key need fewer shuffles; more leave a lane fewer dims to hold.
+    lanes = 8 if head_dim <= 64 or caps.subgroup_min < 16 else 16
+    parts = ceil_div(head_dim // 4, lanes)
+    shuffles = caps.subgroup_min >= lanes and "shuffle" in caps.subgroup_ops
+    if caps.device_kind != "software" and shuffles and parts <= 4:
+        together = max(h for h in range(1, 9) if group % h == 0 and (h == 1 or h * parts <= 16))
+        return "attention/lanes.", together, {5: lanes, 6: parts}
     together = max(
         h for h in range(1, 9) if group % h == 0 and (h == 1 or h * head_dim <= TILE_FLOATS)
     )

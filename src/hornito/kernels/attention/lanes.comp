@@ -9,7 +9,7 @@
 // Geometry: 128 threads = 128 / LANES key groups of LANES lanes; x = splits, y = kv_heads * (group /
 // HEADS), z = rows.
 // Requires: full subgroups of at least LANES, subgroup shuffle operations.
-// Shared: half of the key groups' results, [HEADS, D] each, and their stats: HEADS * PARTS <= 8.
+// Shared: one part of half the key groups' results, and their stats: HEADS <= 8, HEADS * PARTS <= 16.
 // Push: see split.comp.
 // Specialisation: 0 HEADS a workgroup, 1 D, 2 kv_heads, 3 group (heads / kv_heads), 4 SPLITS,
 // 5 LANES (8 or 16), 6 PARTS, groups of four dims a lane: D / 4 / LANES, rounded up.
@@ -63,8 +63,8 @@ void main() {
   uint first_out = r * KV_HEADS * GROUP + head0;
 
   // [head * PARTS + part]; a lane's part e holds dims 4 * (lane + e * LANES) and the next three.
-  vec4 q[8];
-  vec4 value[8];
+  vec4 q[16];
+  vec4 value[16];
   float best[8];
   float sum[8];
   [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
@@ -104,25 +104,36 @@ void main() {
           }
         }
       }
+      // Every sum of a step at once, so that no shuffle waits for the one before.
+      float score[8u * DEEP];
+      [[unroll]] for (uint i = 0u; i < HEADS * DEEP; ++i) {
+        score[i] = 0.0;
+        [[unroll]] for (uint e = 0u; e < PARTS; ++e) {
+          score[i] += dot(q[i / DEEP * PARTS + e], k[i % DEEP * 4u + e]);
+        }
+      }
+      [[unroll]] for (uint m = LANES / 2u; m > 0u; m >>= 1) {
+        [[unroll]] for (uint i = 0u; i < HEADS * DEEP; ++i) {
+          score[i] += subgroupShuffleXor(score[i], m);
+        }
+      }
+      if (p.softcap > 0.0) {
+        [[unroll]] for (uint i = 0u; i < HEADS * DEEP; ++i) {
+          score[i] = p.softcap * tanh(clamp(score[i] / p.softcap, -15.0, 15.0));
+        }
+      }
       [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-        float score[DEEP];
         float now = best[h];
         [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
-          float dots = 0.0;
-          [[unroll]] for (uint e = 0u; e < PARTS; ++e) dots += dot(q[h * PARTS + e], k[u * 4u + e]);
-          [[unroll]] for (uint m = LANES / 2u; m > 0u; m >>= 1) {
-            dots += subgroupShuffleXor(dots, m);
-          }
-          if (p.softcap > 0.0) dots = p.softcap * tanh(clamp(dots / p.softcap, -15.0, 15.0));
-          score[u] = seen[u] ? dots : MASKED;
-          now = max(now, score[u]);
+          if (!seen[u]) score[h * DEEP + u] = MASKED;
+          now = max(now, score[h * DEEP + u]);
         }
         float keep = exp(best[h] - now);
         best[h] = now;
         sum[h] *= keep;
         [[unroll]] for (uint e = 0u; e < PARTS; ++e) value[h * PARTS + e] *= keep;
         [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
-          float weight = seen[u] ? exp(score[u] - now) : 0.0;
+          float weight = seen[u] ? exp(score[h * DEEP + u] - now) : 0.0;
           sum[h] += weight;
           [[unroll]] for (uint e = 0u; e < PARTS; ++e) {
             value[h * PARTS + e] += weight * v[u * 4u + e];
@@ -132,30 +143,34 @@ void main() {
     }
   }
 
-  // The key groups' results join in a tree; the upper half hands its own to the lower.
+  // The key groups' results join in a tree; the upper half hands its own to the lower, part by part.
   for (uint w = groups / 2u; w > 0u; w >>= 1) {
-    barrier();
-    if (key_group >= w && key_group < 2u * w) {
-      [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-        if (lane == 0u) other_stats[(key_group - w) * HEADS + h] = vec2(best[h], sum[h]);
-        [[unroll]] for (uint e = 0u; e < PARTS; ++e) {
-          other_value[(h * PARTS + e) * w * LANES + (key_group - w) * LANES + lane] =
-              value[h * PARTS + e];
+    bool upper = key_group >= w && key_group < 2u * w;
+    bool lower = key_group < w;
+    uint pair = upper ? key_group - w : key_group;
+    float mine[8];
+    float theirs[8];
+    [[unroll]] for (uint e = 0u; e < PARTS; ++e) {
+      barrier();
+      if (upper) {
+        [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+          if (lane == 0u && e == 0u) other_stats[pair * HEADS + h] = vec2(best[h], sum[h]);
+          other_value[(h * w + pair) * LANES + lane] = value[h * PARTS + e];
         }
       }
-    }
-    barrier();
-    if (key_group < w) {
-      [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-        vec2 other = other_stats[key_group * HEADS + h];
-        float now = max(best[h], other.x);
-        float mine = exp(best[h] - now);
-        float theirs = exp(other.x - now);
-        best[h] = now;
-        sum[h] = sum[h] * mine + other.y * theirs;
-        [[unroll]] for (uint e = 0u; e < PARTS; ++e) {
-          vec4 more = other_value[(h * PARTS + e) * w * LANES + key_group * LANES + lane];
-          value[h * PARTS + e] = value[h * PARTS + e] * mine + more * theirs;
+      barrier();
+      if (lower) {
+        [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+          if (e == 0u) {
+            vec2 other = other_stats[pair * HEADS + h];
+            float now = max(best[h], other.x);
+            mine[h] = exp(best[h] - now);
+            theirs[h] = exp(other.x - now);
+            best[h] = now;
+            sum[h] = sum[h] * mine[h] + other.y * theirs[h];
+          }
+          vec4 more = other_value[(h * w + pair) * LANES + lane];
+          value[h * PARTS + e] = value[h * PARTS + e] * mine[h] + more * theirs[h];
         }
       }
     }
