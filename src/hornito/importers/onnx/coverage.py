@@ -103,15 +103,18 @@ def _reached(cx: Lift) -> set[int]:
 def problems(cx: Lift, live: dict[str, Raised]) -> list[Problem]:
     """Nodes that were not understood: those that lie before an output."""
     found: dict[int, Problem] = {}
-    for node in live.values():
-        if node.op == "unsupported":
-            facts = node.attrs
-            index = int(facts["at"])  # type: ignore[arg-type]
+    needed = _reached(cx)
+    for node in cx.dag.nodes.values():
+        if node.op != "unsupported":
+            continue
+        facts = node.attrs
+        index = int(facts["at"])  # type: ignore[arg-type]
+        if node.id in live or index in needed:
             found[index] = Problem(
                 str(facts["node"]), str(facts["source_op"]), str(facts["reason"])
             )
     for value in cx.env.values():
-        if isinstance(value, Opaque) and value.node in _needed(cx):
+        if isinstance(value, Opaque) and value.node in needed:
             node_at = cx.nodes[value.node]
             found[value.node] = Problem(node_at.name, node_at.key, value.reason)
     for name in cx.model.outputs:
@@ -119,10 +122,3 @@ def problems(cx: Lift, live: dict[str, Raised]) -> list[Problem]:
         if isinstance(end, Opaque) and end.node < 0:
             found[-1] = Problem(name, "output", f"it needs {end.reason}, which has no role here")
     return [found[i] for i in sorted(found)]
-
-
-def _needed(cx: Lift) -> set[int]:
-    if "needed" not in cx.facts:
-        cx.facts["needed"] = _reached(cx)
-    needed: set[int] = cx.facts["needed"]
-    return needed

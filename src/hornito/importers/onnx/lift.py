@@ -148,10 +148,16 @@ class Lift:
         rows = [value for value in inputs if isinstance(value, Rows)]
         first = rows[0] if rows else None
         alike = first is not None and all(r.shape == first.shape for r in rows)
-        if first is not None and alike and len(node.outputs) == 1 and first.plain:
+        keeps_shape = node.key not in handlers() or node.key in registry.ELEMENTWISE
+        single = keeps_shape and len(node.outputs) == 1
+        if first is not None and alike and single and first.plain:
             sizes = first.terms[0].cols.shape
+            # What an unsupported node's result flows into may not be understood for that alone.
+            tainted = node.key in handlers() and any(
+                self.dag.nodes[r.value].op in ("unsupported", "tainted") for r in rows
+            )
             made = self.dag.emit(
-                "unsupported",
+                "tainted" if tainted else "unsupported",
                 [r.value for r in rows],
                 {"node": node.name, "source_op": node.key, "reason": reason, "at": index},
                 width=first.terms[0].cols.size,

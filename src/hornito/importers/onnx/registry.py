@@ -25,6 +25,9 @@ HANDLERS: dict[str, Handler] = {}
 BINARY: dict[str, list[Binary]] = {}
 UNARY: dict[str, list[Unary]] = {}
 
+#: Ops that give each element a number of its own place.
+ELEMENTWISE: set[str] = set()
+
 #: Modules that register; the order of elementwise matchers is theirs.
 MODULES = (
     "numbers",

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hornito.graph.graph import Attr
+from hornito.importers.families import decimal
 from hornito.importers.onnx import affine
 from hornito.importers.onnx.match.columns import as_rows, settle
 from hornito.importers.onnx.match.masks import HIDDEN, as_mask, combine, meaning
@@ -66,23 +67,21 @@ def scaled(cx: Lift, op: str, a: Value, b: Value) -> Value | None:
         if value.soft or value.mask is not None:
             raise Unmatched("scores are scaled after their mask")
         if value.tanh:
-            return replace(value, cap=value.cap, tanh=False) if _is(by, value.cap) else None
+            # cap * tanh(factor * scores): what was divided by the cap before is the scale.
+            return replace(value, tanh=False, cap=decimal(by), factor=value.factor * by)
+        if value.cap:
+            raise Unmatched("scores are scaled after their cap")
         return replace(value, factor=value.factor * by)
     return None
 
 
-def _is(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=1e-5)
-
-
 @unary("Tanh")
 def capped(cx: Lift, op: str, value: Value) -> Value | None:
-    """The cap on scores: `cap * tanh(scores / cap)`; the factor so far holds `1 / cap`."""
-    if not isinstance(value, Scores) or value.mask is not None or value.soft:
+    """The tanh of a cap on scores: `cap * tanh(scores / cap)`."""
+    if not isinstance(value, Scores) or value.mask is not None or value.soft or value.cap:
         return None
-    guess = value.head_dim**-0.5 / value.factor
-    cap = float(round(guess, 3))
-    raise Unmatched(f"a cap on scores (about {cap:g}) that is not one op")
+    cx.note("cap on scores")
+    return replace(value, tanh=True)
 
 
 def multiply(cx: Lift, q: Rows, keys: Keys, q_root: int) -> Scores:
@@ -134,6 +133,8 @@ def biased(cx: Lift, op: str, a: Value, b: Value) -> Value | None:
 
 def with_mask(scores: Scores, mask: Mask) -> Scores:
     """Scores with one more additive mask."""
+    if scores.tanh:
+        raise Unmatched("a tanh of scores that no cap multiplies")
     if affine.broadcast(mask.shape, scores.shape) != scores.shape:
         raise Unmatched("a mask of another shape than the scores")
     whole = mask if scores.mask is None else combine(np.add, [scores.mask, mask])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hornito.importers.onnx import affine
-from hornito.importers.onnx.registry import BINARY, UNARY, Inputs, handles
+from hornito.importers.onnx.registry import BINARY, ELEMENTWISE, UNARY, Inputs, handles
 from hornito.importers.onnx.values import (
     MAX_COMPUTED,
     Active,
@@ -90,6 +90,7 @@ _SYMBOLIC: dict[str, Callable[[Any, Any], Any]] = {
 }
 ELEMENTWISE_BINARY = (*_NUMPY_BINARY, "Div", "Pow")
 ELEMENTWISE_UNARY = (*_NUMPY_UNARY, "Erf")
+ELEMENTWISE.update(ELEMENTWISE_BINARY, ELEMENTWISE_UNARY)
 
 
 def _order(a: Any, b: Any, margin: int) -> bool | None:
