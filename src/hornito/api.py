@@ -13,12 +13,12 @@ from hornito.compiler import DEFAULT_WEIGHTS, compile_cached
 from hornito.errors import ContextOverflowError, PackageError, UsageError
 from hornito.graph.graph import Graph
 from hornito.ops.rope import original_max
-from hornito.package import Package, open_package
+from hornito.package import Manifest, Package, open_package
 from hornito.plan.plan import PlanOptions
 from hornito.progress import NullProgress, Progress
 from hornito.request import AnswerKeywords, Request
 from hornito.runtime.engine import Engine
-from hornito.runtime.memory import fit_context
+from hornito.runtime.memory import fit_context, full_cache_bytes
 from hornito.runtime.overflow import REFUSE, Overflow
 from hornito.runtime.prefix import common_prefix, start_from_prefix
 from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
@@ -481,6 +481,11 @@ class LLM:
                 session.rewind(session.position - 1)
             yield from self._continue(session, ids, request, session.position)
 
+    @property
+    def package_manifest(self) -> Manifest:
+        """What the package says about itself."""
+        return self._package.manifest
+
     def session(self) -> Session:
         """A session of your own, in a slot of this model; a context manager.
 
@@ -552,14 +557,22 @@ class LLM:
         kv = "fp16" if engine.options.kv_half else "fp32"
         step = engine.plan.buckets["batch", 1]
         count = len(step.body.dispatches) + len(step.tails["argmax"].dispatches)
-        rope = []
+        notes = []
         longest = original_max(engine.graph)
         if longest is not None:
             factors = "long" if self.context > longest else "short"
-            rope = [
+            notes = [
                 f"rope: {factors} factors, for every length (short for a context of up to "
                 f"{longest} positions)"
             ]
+        windows = sorted({kind.window for kind in engine.plan.kinds if kind.window})
+        if windows:
+            full = full_cache_bytes(engine.plan, engine.options)
+            notes.insert(
+                0,
+                f"windows: of {', '.join(map(str, windows))} positions, KV {memory.kv:,} bytes; a "
+                f"full cache would take {full:,}",
+            )
         return "\n".join(
             [
                 f"context: {self.context} positions, KV in {kv}, {engine.options.slots} slot(s)",
@@ -567,7 +580,7 @@ class LLM:
                 f"KV {memory.kv / 1e6:.1f}, activations {memory.activations / 1e6:.1f})",
                 f"dispatches: {engine.plan.dispatches_per_layer():g} a layer, {count} a token, "
                 f"{engine.pipeline_count} pipelines; every tensor operation on the device",
-                *rope,
+                *notes,
             ]
         )
 

@@ -47,15 +47,25 @@ def kv_pool_sizes(plan: Plan, options: PlanOptions) -> list[int]:
     )
 
 
-def memory_plan(plan: Plan, options: PlanOptions) -> MemoryPlan:
-    """Every byte that an engine of this plan allocates, alignment included."""
-    kv = sum(
+def full_cache_bytes(plan: Plan, options: PlanOptions) -> int:
+    """What the KV pools would take if no layer had a window."""
+    kinds = [replace(kind, window=0) for kind in plan.kinds]
+    return kv_bytes(replace(plan, kinds=tuple(kinds)), replace(options, kv_bytes=None))
+
+
+def kv_bytes(plan: Plan, options: PlanOptions) -> int:
+    """What the KV pools take."""
+    return sum(
         count * _aligned(kind.block_bytes)
         for kind, count in zip(plan.kinds, kv_pool_sizes(plan, options), strict=True)
     )
+
+
+def memory_plan(plan: Plan, options: PlanOptions) -> MemoryPlan:
+    """Every byte that an engine of this plan allocates, alignment included."""
     return MemoryPlan(
         weights=sum(_aligned(size) for size in plan.weight_bytes.values()),
-        kv=kv,
+        kv=kv_bytes(plan, options),
         activations=plan.arena.total,
         state=sum(_aligned(size) for _, size in state_items(plan, options)),
         readback=sum(_aligned(size) for _, size in readback_items(plan)),
