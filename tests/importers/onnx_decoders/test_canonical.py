@@ -80,7 +80,7 @@ def test_equals_the_directory_node_for_node(named: tuple[str, Path, Source]) -> 
 
 
 def test_every_node_is_covered(named: tuple[str, Path, Source]) -> None:
-    name, path, source = named
+    _, path, source = named
     report = source_support(path)
     summary = report["summary"]
     assert summary["source_nodes"] == len(source.nodes) == len(report["source_nodes"])

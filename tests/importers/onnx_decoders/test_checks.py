@@ -211,7 +211,7 @@ def traced_at_one_token(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def test_a2_a_mask_traced_at_one_token_is_refused(tmp_path: Path) -> None:
     model = traced_at_one_token(load("qwen2-tiny", tmp_path))
-    with pytest.raises(UnsupportedError, match="without a causal mask: .*traced with one token"):
+    with pytest.raises(UnsupportedError, match=r"without a causal mask: .*traced with one token"):
         open_source(save(model, tmp_path / "other.onnx"))
 
 
@@ -244,7 +244,9 @@ def test_a3_a_decoder_without_past_inputs_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = save(without_past(load("qwen2-tiny", tmp_path)), tmp_path / "model.onnx")
-    with pytest.raises(UnsupportedError, match="has no past inputs .* although it gives present.0"):
+    with pytest.raises(
+        UnsupportedError, match=r"has no past inputs .* although it gives present.0"
+    ):
         open_source(path)
     assert main(["compile", str(path), str(tmp_path / "out.vxm")]) == 2
     assert "text-generation-with-past" in capsys.readouterr().err

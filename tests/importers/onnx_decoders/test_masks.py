@@ -101,7 +101,7 @@ def test_what_is_not_explained_is_refused() -> None:
     with pytest.raises(Unmatched, match="a condition that is not explained"):
         meaning(truth(CAUSAL, Atom("ge0", -2, (1, 0))), P)
     slope = Mask(SHAPE, (CAUSAL,), np.array([-1e9, -0.25]))
-    with pytest.raises(Unmatched, match="a mask that adds -0.25 to scores"):
+    with pytest.raises(Unmatched, match=r"a mask that adds -0\.25 to scores"):
         meaning(slope, P)
     ignored = combine(
         np.logical_or, [truth(CAUSAL, VALID), truth(CAUSAL, near(2))]

@@ -113,6 +113,13 @@ def simplified(array: Objects) -> Objects:
     return array
 
 
+def axis_of(axis: int, rank: int) -> int:
+    """An axis counted from the front; ValueError when there is none."""
+    if not -rank <= axis < rank:
+        raise ValueError(f"axis {axis} of {rank}")
+    return axis % rank
+
+
 def whole(shape: Sequence[Dim]) -> tuple[int, ...]:
     """A shape that must not depend on the call; ValueError when it does."""
     found = tuple(d for d in shape if isinstance(d, int))

@@ -13,6 +13,7 @@ from hornito.graph.shapes import Dim
 from hornito.importers.onnx.affine import (
     Dims,
     at_least,
+    axis_of,
     broadcast,
     equal,
     minus,
@@ -141,7 +142,7 @@ def unsqueeze(value: Value, axes: Sequence[int]) -> Value:
     """ONNX Unsqueeze; the axes count in the result."""
     shape = shape_of(value)
     rank = len(shape) + len(axes)
-    at = sorted(axis % rank for axis in axes)
+    at = sorted(axis_of(axis, rank) for axis in axes)
     if len(set(at)) != len(at):
         raise ValueError(f"axes {list(axes)} repeat")
     sizes = list(shape)
@@ -156,7 +157,7 @@ def squeeze(value: Value, axes: Sequence[int] | None) -> Value:
     if axes is None:
         gone = {i for i, d in enumerate(shape) if d == 1}
     else:
-        gone = {axis % len(shape) for axis in axes}
+        gone = {axis_of(axis, len(shape)) for axis in axes}
         if any(shape[i] != 1 for i in gone):
             raise ValueError(f"axes {list(axes)} of {shape_text(shape)} are not of size 1")
     kept = [i for i in range(len(shape)) if i not in gone]
@@ -240,7 +241,7 @@ def span(start: Dim, stop: Dim, size: Dim) -> tuple[Dim, Dim]:
 def cut(value: Value, axis: int, start: Dim, stop: Dim, step: int = 1) -> Value:
     """A slice along one axis."""
     shape = shape_of(value)
-    axis %= len(shape)
+    axis = axis_of(axis, len(shape))
     if isinstance(value, Const):
         if isinstance(start, int) and isinstance(stop, int):
             index: list[Any] = [slice(None)] * len(shape)
@@ -286,8 +287,7 @@ def lower_triangle(value: Const) -> Mask | None:
 def concat(values: Sequence[Value], axis: int) -> Value:
     """ONNX Concat, of constants or of tables of one kind along an axis that is not the rows'."""
     first = values[0]
-    rank = len(shape_of(first))
-    axis %= rank
+    axis = axis_of(axis, len(shape_of(first)))
     if all(isinstance(v, Const) for v in values):
         arrays = [v.numbers() for v in values if isinstance(v, Const)]
         sources = sum((v.sources for v in values if isinstance(v, Const)), ())

@@ -24,7 +24,7 @@ from hornito.importers.onnx.roles import Roles, bind_inputs
 from hornito.importers.onnx.values import (
     Choice,
     Const,
-    Mask,
+    Longer,
     Opaque,
     Rows,
     Unmatched,
@@ -178,8 +178,8 @@ class Lift:
         if known is not None:
             self.note("branch resolved")
             results = self._inside(then if known else other)
-        elif isinstance(condition, Mask) and "limit" in self.facts.get(node.inputs[0], {}):
-            results = self._both(node, then, other)
+        elif isinstance(condition, Longer):
+            results = self._both(condition, then, other)
         else:
             self._fail(node, "an If whose condition depends on the call")
             return
@@ -195,13 +195,12 @@ class Lift:
             self.makers.setdefault(name, len(self.nodes) - 1)
         return [self.env[name] for name in branch.outputs]
 
-    def _both(self, node: OpNode, then: Branch, other: Branch) -> list[Value]:
-        fact = self.facts[node.inputs[0]]
+    def _both(self, longer: Longer, then: Branch, other: Branch) -> list[Value]:
         results: list[Value] = []
         for yes, no in zip(self._inside(then), self._inside(other), strict=True):
-            long, short = (yes, no) if fact["long_when"] else (no, yes)
+            long, short = (no, yes) if longer.turned else (yes, no)
             if isinstance(long, Const) and isinstance(short, Const):
-                results.append(Choice(fact["limit"], short, long))
+                results.append(Choice(longer.limit, short, long))
             else:
                 results.append(Opaque(self.now, "the branches of an If are no constants"))
         return results

@@ -392,6 +392,18 @@ class NanFlag:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Longer:
+    """Whether the total length exceeds a limit (or, turned, does not)."""
+
+    limit: int
+    turned: bool = False
+
+    @property
+    def shape(self) -> Dims:
+        return ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Choice:
     """A value that differs beyond a total length: constants of the two branches of an If."""
 
@@ -452,6 +464,7 @@ Value = (
     | Scores
     | Folded
     | NanFlag
+    | Longer
     | Choice
     | Scaled
     | Opaque

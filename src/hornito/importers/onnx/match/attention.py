@@ -39,7 +39,7 @@ Ints = npt.NDArray[np.int64]
 def append(cx: Lift, past: Past | None, new: Value, index: int, axis: int) -> Keys:
     """New keys or values joined to the cached ones."""
     rows = settle(cx, as_rows(cx, new, cx.root(index)), cx.root(index))
-    if axis % len(rows.shape) != rows.axis:
+    if affine.axis_of(axis, len(rows.shape)) != rows.axis:
         raise Unmatched("new keys are joined to cached ones along another axis than positions")
     cols = rows.terms[0].cols
     if past is None:
@@ -157,7 +157,7 @@ def softmax(cx: Lift, node: OpNode, x: Inputs) -> Value:
     if not isinstance(value, Scores) or value.soft:
         raise Unmatched(f"a softmax of {type(value).__name__}")
     rank = len(value.shape)
-    if node.attrs.get("axis", -1) % rank != rank - 1:
+    if affine.axis_of(node.attrs.get("axis", -1), rank) != rank - 1:
         raise Unmatched("a softmax that is not over keys")
     return replace(value, soft=True)
 

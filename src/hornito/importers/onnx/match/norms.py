@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hornito.importers.families import decimal
+from hornito.importers.onnx.affine import axis_of
 from hornito.importers.onnx.match.columns import as_rows, settle
 from hornito.importers.onnx.match.numbers import number, rounded
 from hornito.importers.onnx.match.shapes import axes_of, need
@@ -40,7 +41,8 @@ def mean(cx: Lift, node: OpNode, x: Inputs) -> Value:
         return Const(np.mean(value.numbers(), axis=axes, keepdims=keep), value.sources)
     rank = len(shape_of(value))
     axes = axes_of(node, x)
-    if axes is None or [a % rank for a in axes] != [rank - 1] or not node.attrs.get("keepdims", 1):
+    last = axes is not None and [axis_of(a, rank) for a in axes] == [rank - 1]
+    if not last or not node.attrs.get("keepdims", 1):
         raise Unmatched("a mean that is not over the last axis")
     if isinstance(value, Poly) and value.coefs == {2: 1.0}:
         return Norm("mean_square", value.x)
@@ -187,7 +189,7 @@ def finish(cx: Lift, norm: Norm, weight: Const, bias: Const | None, root: int) -
 def last_axis(node: OpNode, value: Value) -> bool:
     """Whether a norm's axis is the last one."""
     rank = len(shape_of(value))
-    return bool(node.attrs.get("axis", -1) % rank == rank - 1)
+    return axis_of(int(node.attrs.get("axis", -1)), rank) == rank - 1
 
 
 @handles("LayerNormalization")

@@ -18,6 +18,7 @@ from hornito.importers.onnx.values import (
     Curve,
     Grid,
     Ids,
+    Longer,
     Mask,
     Matrix,
     NanFlag,
@@ -145,6 +146,23 @@ def _item(value: Any) -> Any:
     return int(plain) if isinstance(plain, float) and plain == int(plain) else plain
 
 
+def _longer(cx: Lift, op: str, a: Const, b: Const) -> Longer | None:
+    """A comparison of the total length with a number."""
+    offsets = {"Greater": 1, "GreaterOrEqual": 0, "Less": 0, "LessOrEqual": 1}
+    if op not in offsets or a.size != 1 or b.size != 1 or cx.past == 0:
+        return None
+    left, right = (affine.as_dim(_item(v.numbers().reshape(-1)[0])) for v in (a, b))
+    turned = op.startswith("Less")
+    if isinstance(left, int):
+        left, right = right, left
+        turned = not turned
+        offsets = {"Greater": 0, "GreaterOrEqual": 1, "Less": 1, "LessOrEqual": 0}
+    if left != cx.total or not isinstance(right, int):
+        return None
+    # total > right, or total >= right, that is total > right - 1.
+    return Longer(right - 1 + offsets[op], turned)
+
+
 def _symbolic(op: str, left: Array, right: Array) -> Array:
     if op not in _SYMBOLIC:
         raise Unmatched(f"{op} of sizes that depend on the call")
@@ -179,7 +197,8 @@ def elementwise(cx: Lift, node: OpNode, x: Inputs) -> Value:
 def apply_binary(cx: Lift, op: str, a: Value, b: Value) -> Value:
     """One elementwise operation on values."""
     if isinstance(a, Const) and isinstance(b, Const):
-        return fold_binary(op, a, b)
+        longer = _longer(cx, op, a, b)
+        return fold_binary(op, a, b) if longer is None else longer
     for matcher in BINARY.get(op, ()):
         found = matcher(cx, op, a, b)
         if found is not None:

@@ -111,7 +111,7 @@ def flatten(cx: Lift, node: OpNode, x: Inputs) -> Value:
     value = settled(cx, x)
     sizes = shape_of(value)
     axis = node.attrs.get("axis", 1)
-    axis = axis + len(sizes) if axis < 0 else axis
+    axis = len(sizes) if axis == len(sizes) else affine.axis_of(axis, len(sizes))
     both: list[Dim] = []
     for part in (sizes[:axis], sizes[axis:]):
         total: Dim = 1
@@ -181,7 +181,7 @@ def split(cx: Lift, node: OpNode, x: Inputs) -> Result:
     """Parts along one axis."""
     value = need(x, 0)
     sizes = shape_of(value)
-    axis = node.attrs.get("axis", 0) % len(sizes)
+    axis = affine.axis_of(node.attrs.get("axis", 0), len(sizes))
     total = sizes[axis]
     if not isinstance(total, int):
         raise Unmatched("a split of rows")
@@ -208,10 +208,7 @@ def concat(cx: Lift, node: OpNode, x: Inputs) -> Value:
 
     values = [need(x, i) for i in range(len(x))]
     axis = node.attrs["axis"]
-    empty = [
-        isinstance(v, Const) and len(v.shape) > 0 and v.shape[axis % len(v.shape)] == 0
-        for v in values
-    ]
+    empty = [isinstance(v, Const) and v.size == 0 for v in values]
     if any(empty) and not all(empty):
         kept = [(i, v) for i, v in enumerate(values) if not empty[i]]
         if len(kept) == 1 and isinstance(kept[0][1], Rows):
@@ -229,7 +226,7 @@ def _stack(values: list[Value], axis: int) -> Value:
     grids = []
     for value in values:
         grid = as_grid(value, shape_of(value))
-        if grid is None or axis % rank != rank - 1 or grid.shape[-1] != 1:
+        if grid is None or affine.axis_of(axis, rank) != rank - 1 or grid.shape[-1] != 1:
             raise Unmatched("index tensors are joined along their own axes")
         grids.append(Grid(grid.shape[:-1], grid.base, grid.steps[:-1]))
     return grids[0] if len(grids) == 1 else Stacked(tuple(grids))
@@ -286,7 +283,7 @@ def cumsum(cx: Lift, node: OpNode, x: Inputs) -> Value:
     if node.attrs.get("reverse"):
         raise Unmatched("a running sum from the end")
     start = 0 if node.attrs.get("exclusive") else 1
-    axis %= len(shape_of(value))
+    axis = affine.axis_of(axis, len(shape_of(value)))
     fill = number(value)
     if not is_attention_mask(value) and fill != 1.0:
         raise Unmatched(f"a running sum of {type(value).__name__}")
@@ -319,7 +316,7 @@ def reduce_sum(cx: Lift, node: OpNode, x: Inputs) -> Value:
     cx.note("length from the mask's sum")
     sizes = shape_of(value)
     axes = axes_of(node, x) or tuple(range(len(sizes)))
-    gone = {a % len(sizes) for a in axes}
+    gone = {affine.axis_of(a, len(sizes)) for a in axes}
     total: Dim = 1
     for i in gone:
         total = affine.times(total, sizes[i])
@@ -350,7 +347,7 @@ def gather(cx: Lift, node: OpNode, x: Inputs) -> Value:
             taken = affine.simplified(np.asarray(taken, dtype=object))
         return Const(np.asarray(taken), table.sources, table.bf16)
     sizes = shape_of(table)
-    axis %= len(sizes)
+    axis = affine.axis_of(axis, len(sizes))
     if isinstance(table, TABS) and axis != table.axis:
         picked = index.numbers().astype(np.int64)
         arrays = [np.take(a, picked, axis=axis) for a in table.arrays]
@@ -366,7 +363,7 @@ def gather(cx: Lift, node: OpNode, x: Inputs) -> Value:
 
 def _gather_grid(cx: Lift, table: Value, index: Grid, axis: int) -> Value:
     if isinstance(table, Mask | Grid):
-        return _at_index(table, index, axis % len(table.shape))
+        return _at_index(table, index, affine.axis_of(axis, len(table.shape)))
     if isinstance(table, Const) and axis == 0 and len(table.shape) == 2:
         rows = row_axis(cx, index)
         width = table.array.shape[1]
