@@ -28,6 +28,8 @@ VERBS = {
     "inspect": "show what a package holds",
     "check": "say whether every node of a model runs on the GPU, and name those that don't",
     "verify": "check every byte of a package",
+    "bench": "measure prompt and generation speed",
+    "profile": "show where the GPU's time goes, by kernel",
     "devices": "list the Vulkan devices of this machine",
     "doctor": "check Vulkan, drivers and devices, and say what to do next",
 }

@@ -87,6 +87,17 @@ def positive_int(text: str) -> int:
     return int(text)
 
 
+def whole_numbers(text: str) -> list[int]:
+    """'0,512,4096' as numbers, none below 0."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [-1]
+    if min(numbers) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers such as 0,512")
+    return numbers
+
+
 def token_ids(text: str) -> list[int]:
     """A value type: token ids separated by commas or spaces."""
     words = text.replace(",", " ").split()

@@ -1,0 +1,175 @@
+"""GPU time by kernel, from timestamps around every dispatch of a second, timed recording."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hornito.diag.bench import prompt_ids
+from hornito.errors import UsageError
+from hornito.ops.base import Dispatch
+from hornito.plan.recording import record_timed
+from hornito.runtime.session import Session
+
+if TYPE_CHECKING:
+    from hornito.api import LLM
+    from hornito.vk.device import Device
+
+COPY_BYTES = 256 << 20
+REPEATS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """A kernel in one role: its GPU time in a call, its launches, and the bytes it declares.
+
+    `gbps` counts each declared byte of operands once, and of a gathered table only what was taken;
+    KV caches are not counted.
+    """
+
+    kernel: str
+    role: str
+    milliseconds: float
+    launches: int
+    gbps: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One call (`chunk 256`, `batch 1`): its kernels, slowest first.
+
+    Every dispatch is followed by a barrier here, so the sum is more than a call takes.
+    """
+
+    call: str
+    depth: int
+    milliseconds: float
+    kernels: tuple[KernelTime, ...]
+    events: tuple[tuple[str, str, float, float], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON types, without the events."""
+        data = asdict(self)
+        del data["events"]
+        return data
+
+
+def profile(llm: LLM, depth: int) -> list[Profile]:
+    """Profiles of the largest chunk that ends at `depth` tokens, and of one step behind them.
+
+    Raises:
+        UsageError: the step does not fit the context.
+    """
+    engine = llm.engine
+    largest = max(rows for _, rows in engine.plan.buckets if rows < llm.context)
+    if max(depth, largest) >= llm.context:
+        raise UsageError(
+            f"a step behind {max(depth, largest)} tokens does not fit the context of "
+            f"{llm.context}; give --depth {llm.context - 1} or less, or --context more"
+        )
+    ids = prompt_ids(max(depth, largest) + 1, engine.vocabulary)
+    with Session(engine) as session:
+        before = max(0, depth - largest) // largest * largest
+        if before:
+            session.prefill(ids[:before])
+        session.prefill(ids[before : before + largest])
+        found = [_timed(llm, "chunk", largest, session.position)] if largest > 1 else []
+        session.step(ids[-1])
+        found.append(_timed(llm, "batch", 1, session.position))
+    return found
+
+
+def copy_bandwidth(device: Device) -> float:
+    """GB/s of a large copy on the device, reads and writes both counted."""
+    buffers = [device.allocate(COPY_BYTES, "device", "bandwidth") for _ in range(2)]
+    recorder = device.command_buffer("bandwidth")
+    try:
+        recorder.timestamp(0)
+        for i in range(REPEATS):
+            recorder.copy(buffers[i % 2], 0, buffers[1 - i % 2], 0, COPY_BYTES)
+            recorder.barrier()
+            recorder.timestamp(i + 1)
+        recorder.end()
+        device.wait(device.submit([recorder]))
+        times = device.read_timestamps(recorder)
+    finally:
+        recorder.free()
+        for buffer in buffers:
+            buffer.free()
+    best = min(b - a for a, b in pairwise(times))
+    return 2 * COPY_BYTES / max(best, 1)
+
+
+def write_trace(profiles: Sequence[Profile], path: str | os.PathLike[str]) -> None:
+    """The dispatches of the profiled calls as a Chrome trace (chrome://tracing, Perfetto)."""
+    events = [
+        {
+            "name": name,
+            "cat": role,
+            "ph": "X",
+            "ts": start / 1e3,
+            "dur": duration / 1e3,
+            "pid": 1,
+            "tid": row.call,
+        }
+        for row in profiles
+        for name, role, start, duration in row.events
+    ]
+    Path(path).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
+
+
+def _timed(llm: LLM, kind: str, rows: int, depth: int) -> Profile:
+    """Run the newest call of a bucket again, timed; its session must still be open."""
+    engine = llm.engine
+    bucket = engine.plan.buckets[kind, rows]
+    programs = [bucket.body, bucket.tails["argmax"]]
+    recorder = record_timed(
+        engine.device, engine.pipelines, programs, lambda operand: engine.address(kind, operand)
+    )
+    dispatches = [d for program in programs for d in program.dispatches]
+    try:
+        runs = []
+        for _ in range(REPEATS):
+            engine.wait(engine.submit([], [recorder]))
+            runs.append(engine.device.read_timestamps(recorder))
+    finally:
+        recorder.free()
+    times = min(runs, key=lambda stamps: stamps[-1] - stamps[0])
+    spans = [b - a for a, b in pairwise(times)]
+    return Profile(
+        call=f"{kind} {rows}",
+        depth=depth,
+        milliseconds=sum(spans) / 1e6,
+        kernels=_by_kernel(dispatches, spans),
+        events=tuple(
+            (d.kernel, d.node, float(at - times[0]), float(span))
+            for d, at, span in zip(dispatches, times, spans, strict=False)
+        ),
+    )
+
+
+def _by_kernel(dispatches: Sequence[Dispatch], spans: Sequence[int]) -> tuple[KernelTime, ...]:
+    totals: dict[tuple[str, str], list[int]] = {}
+    for dispatch, span in zip(dispatches, spans, strict=True):
+        row = totals.setdefault((dispatch.kernel, dispatch.node.rpartition(".")[2]), [0, 0, 0])
+        row[0] += span
+        row[1] += 1
+        row[2] += _moved(dispatch)
+    kernels = [
+        KernelTime(kernel, role, ns / 1e6, count, size / max(ns, 1))
+        for (kernel, role), (ns, count, size) in totals.items()
+    ]
+    return tuple(sorted(kernels, key=lambda row: -row.milliseconds))
+
+
+def _moved(dispatch: Dispatch) -> int:
+    """Bytes that a dispatch reads and writes."""
+    written = sum(operand.size for operand in dispatch.writes)
+    if dispatch.kernel.startswith(("embedding/", "position_embedding/")):
+        return 2 * written
+    return written + sum(operand.size for operand in dispatch.reads)
