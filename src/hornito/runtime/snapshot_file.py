@@ -40,6 +40,7 @@ HASH_KEY = "hornito.snapshot.sha256"
 
 def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> int:
     """Write a snapshot; the file appears only when it is complete. Returns its size in bytes."""
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
     engine, pools_blocks = snapshot.engine, snapshot.blocks
@@ -77,7 +78,7 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> int:
         with open(partial, "rb") as file:
             os.fsync(file.fileno())
         os.replace(partial, target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise HornitoError(f"can't write the snapshot {target}: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
