@@ -105,6 +105,11 @@ def formats() -> str:
         [
             ("Hugging Face directory (safetensors, one file or shards)", code(FLOAT_TYPES)),
             ("GGUF file, version 2 or 3", code(fmt.name for fmt in GGML_TYPES.values())),
+            (
+                "[ONNX decoder](onnx.md), opset 13 to 24",
+                "`FLOAT`, `FLOAT16`, `BFLOAT16`, `INT8`, `UINT8`, `INT4`, `UINT4`, and blocks of "
+                "2, 4 or 8 bits (`MatMulNBits`, `GatherBlockQuantized`)",
+            ),
             ("package (`hornito compile --weights`)", stored),
         ],
     )

@@ -19,7 +19,7 @@ import numpy as np
 from hornito.compiler import build_graph
 from hornito.errors import HornitoError
 from hornito.graph.reference import ReferenceState, evaluate
-from hornito.graph.weights import iter_bytes, load_all
+from hornito.graph.weights import load_all
 from hornito.importers import open_source
 
 #: What opening may take on top of what the process has: the whole file is under 1 MB.
@@ -55,10 +55,6 @@ def use(path: Path) -> None:
     """Everything that compiling does with a source; and a prompt in the reference evaluator."""
     source = open_source(path)
     graph, _, _ = build_graph(source, "fp32")
-    for weight in graph.weights.values():
-        if weight.data is not None:
-            for _ in iter_bytes(weight.data, lambda array: array):
-                pass
     weights = {k: load_all(w.data) for k, w in graph.weights.items() if w.data is not None}
     ids = np.arange(ROWS) % source.config["vocab_size"]
     rows = np.arange(ROWS)

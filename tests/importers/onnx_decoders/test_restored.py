@@ -213,3 +213,63 @@ def test_a_clip_that_only_keeps_fp16_from_overflowing(tmp_path: Path) -> None:
     model.graph.initializer[-1].CopyFrom(high)
     with pytest.raises(UnsupportedError, match=r"clip \(Clip\)"):
         open_source(save(model, tmp_path / "clipped.onnx"))
+
+
+def test_a_cap_on_scores_that_is_spelled_out(tmp_path: Path) -> None:
+    """Eager exports of Gemma 2: `cap * tanh(scores / cap)` before the mask."""
+    model = onnx.load(str(unpack("gemma2-tiny-pos", tmp_path)))
+    nodes = list(model.graph.node)
+    del model.graph.node[:]
+    for node in nodes:
+        model.graph.node.append(node)
+        if node.op_type == "MatMul" and node.name.endswith("/self_attn/MatMul"):
+            name, whole = node.name, node.output[0]
+            model.graph.node[-1].output[0] = f"{name}/raw"
+            model.graph.node.extend(
+                [
+                    helper.make_node(
+                        "Div", [f"{name}/raw", "cap"], [f"{name}/d"], name=f"{name}/d"
+                    ),
+                    helper.make_node("Tanh", [f"{name}/d"], [f"{name}/t"], name=f"{name}/t"),
+                    helper.make_node("Mul", [f"{name}/t", "cap"], [whole], name=f"{name}/m"),
+                ]
+            )
+    model.graph.initializer.append(numpy_helper.from_array(np.float32(50.0), "cap"))
+    source = open_source(save(model, tmp_path / "capped.onnx"))
+    attentions = [n for n in graph_of(source) if n.op == "attention"]
+    assert [n.attr("softcap") for n in attentions] == [50.0] * 4
+    assert [n.attr("scale") for n in attentions] == [24**-0.5] * 4
+    with np.load(checkpoint("gemma2-tiny-pos") / "golden.npz") as golden:
+        got = run_graph(graph_of(source), golden["prompt"].tolist())
+        assert np.abs(got - golden["prefill_logits"]).max() < 1e-4
+
+
+@pytest.mark.parametrize("way", ["gather", "slice"])
+def test_a_head_of_the_last_row_only(tmp_path: Path, way: str) -> None:
+    model = onnx.load(str(unpack("qwen2-tiny-dyn18", tmp_path)))
+    whole = graph_of(open_source(tmp_path / "qwen2-tiny-dyn18.onnx"))
+    (head,) = (n for n in model.graph.node if "logits" in n.output)
+    x, head.input[0] = head.input[0], "last"
+    for name, value in (("m1", [-1]), ("end", [1 << 62]), ("axis", [1])):
+        model.graph.initializer.append(numpy_helper.from_array(np.array(value), name))
+    if way == "gather":
+        model.graph.node.append(helper.make_node("Gather", [x, "m1"], ["last"], axis=1, name="l"))
+    else:
+        inputs = [x, "m1", "end", "axis"]
+        model.graph.node.append(helper.make_node("Slice", inputs, ["last"], name="l"))
+    graph = graph_of(open_source(save(model, tmp_path / "last.onnx")))
+    assert [(n.op, n.name, n.inputs) for n in graph] == [(n.op, n.name, n.inputs) for n in whole]
+
+
+def test_a_change_of_external_data_is_another_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hornito.compiler import compile_cached
+
+    monkeypatch.setenv("HORNITO_CACHE", str(tmp_path / "cache"))
+    path = unpack("gemma3-tiny-genai", tmp_path / "model")
+    first = compile_cached(path, "fp16")
+    assert compile_cached(path, "fp16") == first
+    data = path.with_name("gemma3-tiny-genai.onnx.data")
+    data.write_bytes(data.read_bytes() + b"\0")
+    assert compile_cached(path, "fp16") != first

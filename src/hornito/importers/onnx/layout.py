@@ -264,6 +264,9 @@ def cut(value: Value, axis: int, start: Dim, stop: Dim, step: int = 1) -> Value:
         index = [slice(None)] * len(shape)
         index[axis] = slice(first, last)
         return value.with_arrays([a[tuple(index)] for a in value.arrays], value.axis)
+    if isinstance(value, Rows) and last == value.dim and minus(last, first) == 1:
+        # The last row only, which is what a plan selects anyway.
+        return replace(value, dim=1)
     raise Unmatched(
         f"{type(value).__name__} {shape_text(shape)} is cut from {first} to {last} on axis {axis}"
     )
