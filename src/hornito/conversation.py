@@ -121,6 +121,7 @@ class Conversation:
         self.settings = settings or ChatSettings()
         self.stats = ChatStats()
         self.messages: list[dict[str, str]] = []
+        self._prefix = prefix  # while it lives, turns start from it
         self._prompt: Snapshot | None = None
         given = _prefix_messages(prefix)
         if given and given[0]["role"] == "system":

@@ -13,7 +13,15 @@ from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
 from hornito.cli.model import add_model, load_model
-from hornito.cli.options import add_option, add_sampling, positive_int, sampling_keywords
+from hornito.cli.options import (
+    add_option,
+    add_overflow,
+    add_prefix,
+    add_sampling,
+    overflow_keywords,
+    positive_int,
+    sampling_keywords,
+)
 from hornito.cli.output import rate
 from hornito.cli.settings import describe_settings, set_setting
 from hornito.errors import DeviceLostError, HornitoError, UsageError
@@ -51,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
     )
     add_sampling(parser)
+    add_overflow(parser)
+    add_prefix(parser)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end at TEXT; may be repeated"
     )
@@ -69,10 +79,14 @@ def run(arguments: argparse.Namespace) -> int:
         tuple(arguments.stop),
         arguments.ignore_eos,
         sampling_keywords(arguments),
+        **overflow_keywords(arguments),
     )
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
-        with Conversation(llm, system=arguments.system, settings=settings) as conversation:
+        prefix = None if arguments.prefix is None else llm.load_prefix(arguments.prefix)
+        with Conversation(
+            llm, system=arguments.system, settings=settings, prefix=prefix
+        ) as conversation:
             screen = Screen(sys.stdin, sys.stdout, sys.stderr, stats=arguments.stats)
             if screen.interactive:
                 screen.note(f"{arguments.model} on {llm.device_line}")

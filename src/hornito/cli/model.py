@@ -19,6 +19,11 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="package, GGUF file, model directory, or a name from `hornito list`",
     )
+    add_model_options(parser)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what `add_model` does, but for MODEL."""
     add_option(parser, "--device", help="index, name part, vendor, pci:..., UUID or 'software'")
     add_option(parser, "--context", type=positive_int, help="positions to hold", metavar="N")
     _add_choice(parser, "--precision", PRECISIONS, "normal", "arithmetic")

@@ -5,12 +5,19 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
 from hornito.errors import UsageError
 
 if TYPE_CHECKING:
+    from hornito.runtime.overflow import Overflow
     from hornito.runtime.sampler import SamplingKeywords
+
+    class OverflowKeywords(TypedDict, total=False):
+        """At most one key."""
+
+        overflow: Overflow
+
 
 WEIGHTS = ("fp32", "fp16")
 PRECISIONS = ("high", "normal")
@@ -226,3 +233,52 @@ def sampling_keywords(arguments: argparse.Namespace) -> SamplingKeywords:
     keywords = cast("SamplingKeywords", found)
     sampling_params(keywords, {})
     return keywords
+
+
+def add_overflow(parser: argparse.ArgumentParser) -> None:
+    """Adds `--overflow`, `--keep-first` and `--keep-last`."""
+    add_option(
+        parser,
+        "--overflow",
+        type=one_of(("error", "truncate")),
+        default="error",
+        help="when the context is full: error (default), or truncate: go on with what is kept",
+        metavar="POLICY",
+    )
+    add_option(
+        parser,
+        "--keep-first",
+        type=whole,
+        help="with truncate, tokens kept from the start (default 0)",
+        metavar="N",
+    )
+    add_option(
+        parser,
+        "--keep-last",
+        type=positive_int,
+        help="with truncate, tokens kept from the end (default half of the rest)",
+        metavar="N",
+    )
+
+
+def add_prefix(parser: argparse.ArgumentParser) -> None:
+    """Adds `--prefix`."""
+    parser.add_argument(
+        "--prefix", metavar="FILE", help="begin with what `hornito cache save` evaluated"
+    )
+
+
+def overflow_keywords(arguments: argparse.Namespace) -> OverflowKeywords:
+    """What `add_overflow` read, as a keyword of `LLM.stream` and `ChatSettings`, when it was given.
+
+    Raises:
+        UsageError: a number of tokens to keep without `truncate`.
+    """
+    from hornito.runtime.overflow import Overflow
+
+    if arguments.overflow == "error":
+        for flag, value in (("first", arguments.keep_first), ("last", arguments.keep_last)):
+            if value is not None:
+                raise UsageError(f"--keep-{flag} goes with --overflow truncate")
+        return {}
+    return {"overflow": Overflow("truncate", arguments.keep_first or 0, arguments.keep_last)}

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hornito.answer import join_logprobs
 from hornito.cli.chat import interrupting
@@ -15,7 +15,10 @@ from hornito.cli.options import (
     add_json,
     add_logprobs,
     add_option,
+    add_overflow,
+    add_prefix,
     add_sampling,
+    overflow_keywords,
     positive_int,
     sampling_keywords,
     token_ids,
@@ -26,7 +29,8 @@ from hornito.progress import TerminalProgress
 
 if TYPE_CHECKING:
     from hornito.api import LLM, Chunk
-    from hornito.runtime.sampler import SamplingKeywords
+    from hornito.request import AnswerKeywords
+    from hornito.runtime.snapshot import Snapshot
 
 INTERRUPTED = 130
 
@@ -54,6 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_sampling(parser)
     add_logprobs(parser)
+    add_overflow(parser)
+    add_prefix(parser)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end at TEXT; may be repeated"
     )
@@ -73,18 +79,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Loads the model, streams the answer, prints statistics when asked."""
     prompt = _prompt(arguments)
-    sampling = sampling_keywords(arguments)
     if prompt is None:
         return _chat(arguments)
     if arguments.max_tokens is None:
         arguments.max_tokens = 256
+    given = {
+        "max_tokens": arguments.max_tokens,
+        "stop": tuple(arguments.stop),
+        "ignore_eos": arguments.ignore_eos,
+        **sampling_keywords(arguments),
+        **overflow_keywords(arguments),
+    }
+    keywords = cast("AnswerKeywords", given)
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
         if isinstance(prompt, str) and not llm.has_tokenizer:
             raise UsageError(
                 f"{arguments.model} has no tokenizer: give the prompt as token ids with --ids"
             )
-        return _answer(arguments, llm, prompt, sampling)
+        prefix = None if arguments.prefix is None else llm.load_prefix(arguments.prefix)
+        return _answer(arguments, llm, prompt, prefix, keywords)
 
 
 def _prompt(arguments: argparse.Namespace) -> str | list[int] | None:
@@ -127,11 +141,15 @@ def _chat(arguments: argparse.Namespace) -> int:
 
 
 def _answer(
-    arguments: argparse.Namespace, llm: LLM, prompt: str | list[int], sampling: SamplingKeywords
+    arguments: argparse.Namespace,
+    llm: LLM,
+    prompt: str | list[int],
+    prefix: Snapshot | None,
+    keywords: AnswerKeywords,
 ) -> int:
     """Streams one answer, then prints what was asked for."""
     timer = llm.time_gpu() if arguments.stats else None
-    chunks = _chunks(arguments, llm, prompt, sampling)
+    chunks = _chunks(arguments, llm, prompt, prefix, keywords)
     stopping: list[bool] = []
 
     def stop() -> None:
@@ -185,7 +203,8 @@ def _statistics(llm: LLM, last: Chunk, gpu_seconds: float | None) -> list[str]:
     return [
         f"device: {llm.device_line}",
         f"features: {llm.feature_line}",
-        f"prompt: {rate(timings.prompt_tokens, timings.prompt_seconds)}",
+        f"prompt: {rate(timings.prompt_tokens - timings.reused_tokens, timings.prompt_seconds)}"
+        + (f"; {timings.reused_tokens} reused" if timings.reused_tokens else ""),
         f"decode: {rate(timings.decode_tokens, timings.decode_seconds)}"
         f" (finish: {last.finish_reason})",
         *([f"seed: {last.seed}"] if last.seed is not None else []),
@@ -195,35 +214,43 @@ def _statistics(llm: LLM, last: Chunk, gpu_seconds: float | None) -> list[str]:
 
 
 def _chunks(
-    arguments: argparse.Namespace, llm: LLM, prompt: str | list[int], sampling: SamplingKeywords
+    arguments: argparse.Namespace,
+    llm: LLM,
+    prompt: str | list[int],
+    prefix: Snapshot | None,
+    keywords: AnswerKeywords,
 ) -> Iterator[Chunk]:
     """The answer to come; with --verbose, the prompt as the model gets it goes to stderr."""
     if isinstance(prompt, str) and llm.has_chat_template and not arguments.raw:
         messages = [{"role": "user", "content": prompt}]
+        if prefix is not None:
+            messages = [*_beginning(arguments, prefix), *messages]
         if arguments.system is not None:
             messages.insert(0, {"role": "system", "content": arguments.system})
         if arguments.verbose:
             _show(llm.render_chat(messages), len(llm.chat_ids(messages)), "the chat template's")
-        return llm.stream_chat(
-            messages,
-            max_tokens=arguments.max_tokens,
-            stop=tuple(arguments.stop),
-            ignore_eos=arguments.ignore_eos,
-            **sampling,
-        )
+        return llm.stream_chat(messages, **keywords)
     if arguments.system is not None:
         raise UsageError("--system needs a chat template; this prompt goes to the model as it is")
     if arguments.verbose:
         text = prompt if isinstance(prompt, str) else ",".join(map(str, prompt))
         count = len(llm.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         _show(text, count, "raw")
-    return llm.stream(
-        prompt,
-        max_tokens=arguments.max_tokens,
-        stop=tuple(arguments.stop),
-        ignore_eos=arguments.ignore_eos,
-        **sampling,
-    )
+    if prefix is None:
+        return llm.stream(prompt, **keywords)
+    return llm.stream(prompt, prefix=prefix, **keywords)
+
+
+def _beginning(arguments: argparse.Namespace, prefix: Snapshot) -> list[dict[str, str]]:
+    """The messages that a conversation's prefix stands for."""
+    if not prefix.messages:
+        raise UsageError(
+            f"{arguments.prefix} was made from plain text: give --raw, or make a prefix of "
+            "messages with `hornito cache save MODEL FILE --system FILE`"
+        )
+    if arguments.system is not None:
+        raise UsageError("--system and --prefix are both the beginning of the conversation")
+    return [dict(message) for message in prefix.messages]
 
 
 def _show(text: str, count: int, kind: str) -> None:
@@ -242,6 +269,7 @@ def _print_json(arguments: argparse.Namespace, llm: LLM, pieces: list[Chunk]) ->
             "token_ids": [token for piece in pieces for token in piece.token_ids],
             "finish_reason": last.finish_reason or "interrupted",
             "prompt_tokens": timings.prompt_tokens if timings else None,
+            "reused_tokens": timings.reused_tokens if timings else None,
             "prompt_seconds": timings.prompt_seconds if timings else None,
             "decode_tokens": timings.decode_tokens if timings else None,
             "decode_seconds": timings.decode_seconds if timings else None,
