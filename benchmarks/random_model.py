@@ -11,10 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hornito.compiler import write_graph
-from hornito.graph.passes import run_passes
+from hornito.compiler import build_graph, write_graph
 from hornito.importers import Source
-from hornito.models import llama
 
 # hidden, intermediate, layers, heads, kv_heads, vocabulary, tied head
 SHAPES = {
@@ -108,9 +106,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=8192)
     arguments = parser.parse_args()
     made = source(arguments.shape, arguments.context)
-    graph = llama.build(made.config, made.tensors, arguments.weights)
-    before = len(graph.nodes)
-    passes = run_passes(graph)
+    graph, before, passes = build_graph(made, arguments.weights)
     size = write_graph(arguments.out, made, graph, arguments.weights, before, passes)
     print(f"{arguments.out}: {size / 1e6:.1f} MB")
 

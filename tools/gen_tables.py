@@ -95,12 +95,16 @@ def rope_scalings() -> str:
 
 def formats() -> str:
     """Where weights can come from, and how they are stored in a package."""
-    from hornito.compiler import DEFAULT_WEIGHTS, WEIGHT_TYPES
+    from hornito.graph.storage import CHOICES
     from hornito.importers.safetensors_file import FLOAT_TYPES
+    from hornito.quant.formats import FORMATS
     from hornito.quant.ggml import GGML_TYPES
 
-    stored = ", ".join(f"`{w}`" + " (default)" * (w == DEFAULT_WEIGHTS) for w in WEIGHT_TYPES)
-    return table(
+    stored = table(
+        ("stored as", "bits a weight", "exactly GGUF's"),
+        [(f"`{f.name}`", f"{f.bits:g}", f"`{f.ggml}`" if f.ggml else "") for f in FORMATS.values()],
+    )
+    sources = table(
         ("source", "weight types"),
         [
             ("Hugging Face directory (safetensors, one file or shards)", code(FLOAT_TYPES)),
@@ -110,9 +114,10 @@ def formats() -> str:
                 "`FLOAT`, `FLOAT16`, `BFLOAT16`, `INT8`, `UINT8`, `INT4`, `UINT4`, and blocks of "
                 "2, 4 or 8 bits (`MatMulNBits`, `GatherBlockQuantized`)",
             ),
-            ("package (`hornito compile --weights`)", stored),
+            ("package (`hornito compile --weights`)", code(CHOICES)),
         ],
     )
+    return f"{sources}\nHow a package can hold a matrix ([format](format.md)):\n\n{stored}"
 
 
 def ops() -> str:

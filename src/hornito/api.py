@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 from hornito.answer import Answer, join
 from hornito.batch import generate_batch, many
 from hornito.cache import resolve_model
-from hornito.compiler import DEFAULT_WEIGHTS, compile_cached
+from hornito.compiler import compile_cached
 from hornito.errors import ContextOverflowError, PackageError, UsageError
 from hornito.graph.graph import Graph
 from hornito.ops.rope import original_max
@@ -77,7 +77,7 @@ def load(
         precision: `high` keeps everything in fp32; `normal` may use fp16 operands in matrix
             products.
         kv: KV cache type, `fp32` or `fp16`; by default fp32 with `high`, else fp16.
-        weights: storage type when `model` is a source, `fp32` or `fp16` (default).
+        weights: how matrices are stored when `model` is a source, as `compile_source` takes it.
         slots: sessions that may be open at once.
         kv_bytes: size of the KV pools; by default every slot can fill its context.
         rewind_budget: positions that sliding layers keep beyond their window.
@@ -124,7 +124,7 @@ def _open_model(
                 f"{model} holds {stored} weights; compile its source again for {weights}"
             )
         return package
-    return open_package(compile_cached(path, weights or DEFAULT_WEIGHTS, progress))
+    return open_package(compile_cached(path, weights, progress))
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:

@@ -6,28 +6,31 @@ import hashlib
 import importlib
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from hornito.cache import models_directory, note_use
-from hornito.errors import UnsupportedError, UsageError
+from hornito.errors import FormatError, UnsupportedError, UsageError
 from hornito.graph.graph import Graph, Weight
 from hornito.graph.passes import PassReport, run_passes
-from hornito.graph.weights import iter_bytes
+from hornito.graph.storage import KEEP, assign_formats, check_choice, format_counts
 from hornito.importers import Source, open_source
 from hornito.ops.rope import original_max
-from hornito.package import write_package
+from hornito.package import open_package, write_package
+from hornito.package.writer import TensorData
 from hornito.progress import NullProgress, Progress
+from hornito.quant.formats import weight_format
+from hornito.quant.ggml import is_quantised
+from hornito.quant.storage import PackedData, pack
 from hornito.support import support_report
 
-WEIGHT_TYPES = ("fp32", "fp16")
 DEFAULT_WEIGHTS = "fp16"
-_DTYPES = {"fp32": "F32", "fp16": "F16"}
+DEFAULT = "default"
+"""In names of cached packages: `keep` for sources with quantised tensors, `fp16` for others."""
+_DTYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +69,20 @@ def build_graph(
 ) -> tuple[Graph, int, list[PassReport]]:
     """The graph of a source after passes, the node count before, and what the passes did.
 
+    What the user should know of the storage types is added to the source's warnings.
+
     Raises:
         UsageError: an unknown weight type or pass.
         UnsupportedError: the model has something that Hornito does not run.
     """
-    if weights not in WEIGHT_TYPES:
-        raise UsageError(f"weights must be one of {', '.join(WEIGHT_TYPES)}, not {weights!r}")
+    check_choice(weights)
     graph: Graph
     if source.builder is not None:
-        graph = source.builder(weights)
+        graph = source.builder("fp32")
     else:
         module = importlib.import_module(f"hornito.models.{source.model_type}")
-        graph = module.build(source.config, source.tensors, weights)
+        graph = module.build(source.config, source.tensors, "fp32")
+    source.warnings += assign_formats(graph, weights)
     graph.check()
     before = len(graph.nodes)
     reports = run_passes(graph, disabled_passes)
@@ -88,16 +93,19 @@ def compile_source(
     src: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    weights: str = DEFAULT_WEIGHTS,
+    weights: str | None = None,
     disabled_passes: Collection[str] = (),
     progress: Progress | None = None,
 ) -> CompileReport:
     """Compile a checkpoint into a package. No device is needed.
 
     Args:
-        src: a GGUF file, a Hugging Face directory, or an ONNX decoder (file or directory).
+        src: a GGUF file, a Hugging Face directory, an ONNX decoder (file or directory), or a
+            package, whose matrices are stored anew.
         out: the package to write; replaced when it exists.
-        weights: storage type of matrices, `fp32` or `fp16`; vectors stay fp32.
+        weights: how matrices are stored: `fp32`, `fp16`, `bf16`, `int8`, `int4`, or `keep` (as the
+            source holds them); None is `keep` for a source with quantised tensors, else `fp16`.
+            Vectors stay fp32.
         disabled_passes: graph passes to leave out, by name.
         progress: told about the bytes written.
 
@@ -106,7 +114,10 @@ def compile_source(
     """
     began = time.monotonic()
     progress = progress or NullProgress()
+    if is_package(src):
+        return _recompile(src, out, weights or DEFAULT_WEIGHTS, progress, began)
     source = open_source(src)
+    weights = weights or default_weights(source)
     graph, before, passes = build_graph(source, weights, disabled_passes)
     used = _tensors_used(graph)
     left = sorted(set(source.tensors) - used)
@@ -138,7 +149,7 @@ def source_support(src: str | os.PathLike[str]) -> dict[str, Any]:
         UsageError, UnsupportedError, FormatError: the source can't be compiled, and why.
     """
     source = open_source(src)
-    graph, before, passes = build_graph(source, DEFAULT_WEIGHTS)
+    graph, before, passes = build_graph(source, default_weights(source))
     return _support(graph, source, before, _counts(passes))
 
 
@@ -161,10 +172,10 @@ def write_graph(
         out,
         graph.to_json(),
         model_facts(source, graph),
-        [(name, _DTYPES[w.dtype], w.shape, _data(w)) for name, w in graph.weights.items()],
+        [_tensor(name, weight) for name, weight in graph.weights.items()],
         blobs,
         source.generation_config,
-        {"weights": weights},
+        {"weights": weights, "formats": format_counts(graph)},
         _support(graph, source, nodes_before, _counts(passes)),
         _provenance(source),
         progress,
@@ -172,23 +183,25 @@ def write_graph(
 
 
 def compile_cached(
-    src: str | os.PathLike[str], weights: str, progress: Progress | None = None
+    src: str | os.PathLike[str], weights: str | None, progress: Progress | None = None
 ) -> Path:
     """The package of a source in the cache, compiled when it is not there yet.
 
-    The name holds the source's path, size and time, the weights and Hornito's version.
+    The name holds the source's path, size and time, the weights (`default` for None) and Hornito's
+    version.
     """
     import hornito
 
     path = Path(src).resolve()
     folder = path.is_dir()
-    facts = [str(path), weights, hornito.__version__]
+    label = weights or DEFAULT
+    facts = [str(path), label, hornito.__version__]
     for file in _source_files(path):
         stat = file.stat()
         facts += [file.name, str(stat.st_size), str(stat.st_mtime_ns)]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     name = path.name if folder else path.stem
-    out = models_directory() / f"{name}-{weights}-{digest}.vxm"
+    out = models_directory() / f"{name}-{label}-{digest}.vxm"
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)
         compile_source(path, out, weights=weights, progress=progress)
@@ -234,18 +247,76 @@ def model_facts(source: Source, graph: Graph) -> dict[str, Any]:
     }
 
 
-def convert(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.generic]:
-    """fp32 values in a storage type; fp16 rounds to nearest even and saturates at 65504."""
-    if dtype == "fp32":
-        return array.astype("<f4", copy=False)
-    return np.clip(array, -65504.0, 65504.0).astype("<f2")
+def default_weights(source: Source) -> str:
+    """How matrices are stored when the user does not say: `keep` where some are quantised."""
+    kinds = {tensor.dtype for tensor in source.tensors.values()}
+    return KEEP if any(is_quantised(kind) for kind in kinds) else DEFAULT_WEIGHTS
 
 
-def _data(weight: Weight) -> Callable[[], Iterator[memoryview]]:
-    data = weight.data
+def _tensor(name: str, weight: Weight) -> tuple[str, str, tuple[int, ...], TensorData]:
+    """A weight as the writer takes it; a quantised one is plain bytes there."""
+    data, stored = weight.data, weight_format(weight.dtype)
     if data is None:
         raise UsageError("a graph without weight data can't be written")
-    return lambda: iter_bytes(data, lambda array: convert(array, weight.dtype))
+    try:
+        size = stored.nbytes(weight.shape)
+    except FormatError as error:
+        raise FormatError(f"weight {name}: {error}") from error
+    shape = (size,) if stored.quantised else weight.shape
+    return name, _DTYPES.get(stored.name, "U8"), shape, lambda: pack(stored, data)
+
+
+def is_package(path: str | os.PathLike[str]) -> bool:
+    """Whether a path names a package, by its suffix."""
+    return os.fspath(path).endswith(".vxm")
+
+
+def _recompile(
+    src: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    weights: str,
+    progress: Progress,
+    began: float,
+) -> CompileReport:
+    """Store the matrices of a package anew; graph, files and facts stay."""
+    if weights == KEEP:
+        raise UsageError(f"{src} is a package: `keep` would copy it; name a storage type")
+    with open_package(src) as package:
+        manifest = package.manifest
+        graph = Graph.from_json(manifest.graph)
+        for name, weight in graph.weights.items():
+            stored = weight_format(weight.dtype)
+            data = PackedData(name, weight.shape, stored, partial(package.tensor, name))
+            graph.weights[name] = replace(weight, data=data)
+        before = manifest.quant.get("weights")
+        warnings = assign_formats(graph, weights)
+        if before not in ("fp32", "fp16", "bf16"):
+            warnings.append(f"the package was {before} already: what that lost stays lost")
+        size = write_package(
+            out,
+            graph.to_json(),
+            manifest.facts,
+            [_tensor(name, weight) for name, weight in graph.weights.items()],
+            {name: package.blob(name) for name in package.blobs},
+            manifest.generation,
+            {"weights": weights, "formats": format_counts(graph), "from": before},
+            manifest.support,
+            manifest.source,
+            progress,
+        )
+        progress.finish()
+        return CompileReport(
+            path=str(out),
+            bytes=size,
+            tensors_in_file=len(package.tensors),
+            tensors_used=len(graph.weights),
+            nodes=len(graph.nodes),
+            nodes_before=len(graph.nodes),
+            passes={},
+            seconds=time.monotonic() - began,
+            warnings=warnings,
+            support=manifest.support,
+        )
 
 
 def _tensors_used(graph: Graph) -> set[str]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from hornito.graph.graph import CACHE, Graph
 from hornito.graph.reference import ReferenceState, evaluate
 from hornito.graph.shapes import S, T
+from hornito.graph.weights import ArrayData
 from hornito.ops import registry
 from hornito.ops.base import (
     ROW_EMBEDDED,
@@ -32,6 +33,8 @@ from hornito.ops.base import (
 from hornito.ops.kernels import load_spirv
 from hornito.plan.hazards import Range, barriers
 from hornito.plan.plan import weight_sizes
+from hornito.quant.formats import weight_format
+from hornito.quant.storage import pack, unpack
 from hornito.vk.caps import Caps
 from hornito.vk.device import Device
 from hornito.vk.memory import Buffer
@@ -39,6 +42,20 @@ from hornito.vk.record import Recorder
 from ops.kv_pool import POISON, KvPool
 
 Words = npt.NDArray[np.uint32]
+
+
+def stored_bytes(array: Array, dtype: str) -> Array:
+    """A weight as memory holds it; bytes are taken to be that already."""
+    if array.dtype == np.uint8:
+        return array
+    pieces = pack(weight_format(dtype), ArrayData(array.astype(np.float32)))
+    return np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces])
+
+
+def stored_values(array: Array, dtype: str, shape: tuple[int, ...] | None = None) -> Array:
+    """The numbers that a kernel should find in it; `shape` is needed for bytes."""
+    return unpack(weight_format(dtype), stored_bytes(array, dtype), shape or array.shape)
+
 
 GUARD = 1024
 """Poisoned bytes before and after every buffer."""
@@ -124,7 +141,7 @@ class Call:
 
     Attributes:
         inputs: float inputs of the graph, rows up to the bucket's; missing rows are poison.
-        weights: by name, in fp32; fp16 weights are rounded.
+        weights: by name, in fp32, rounded to the graph's storage type; or the stored bytes, uint8.
         rows: row records, see `rows_of`; the bucket is their number.
         live: rows in the call header (default: up to the last live record).
         selection: rows whose output is wanted; padded to `selected` with row 0.
@@ -184,8 +201,8 @@ class Call:
                 inputs[name] = self.inputs[name][:count].astype(np.float64)
         rounded: dict[str, Array] = {}
         for name, array in self.weights.items():
-            half = self.graph.weights[name].dtype == "fp16"
-            rounded[name] = array.astype(np.float16).astype(np.float32) if half else array
+            weight = self.graph.weights[name]
+            rounded[name] = stored_values(array, weight.dtype, weight.shape)
         state = state or ReferenceState()
         state.context = self.context
         return evaluate(self.graph, inputs, rounded, state, keep=True)
@@ -408,9 +425,9 @@ def _contents(call: Call, low: Lowering) -> dict[str, Array]:
         found["eos"] = np.array(call.eos, np.uint32)
     found |= call.state
     for name, array in call.weights.items():
-        dtype = np.float16 if call.graph.weights[name].dtype == "fp16" else np.float32
-        assert array.shape == call.graph.weights[name].shape
-        found[name] = array.astype(dtype)
+        weight = call.graph.weights[name]
+        assert array.shape == weight.shape or array.dtype == np.uint8
+        found[name] = stored_bytes(array, weight.dtype)
     for name, array in call.inputs.items():
         shape = low.shape(name)
         padded_rows = np.full(shape, POISON, np.uint32).view(np.float32)

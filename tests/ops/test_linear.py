@@ -8,7 +8,7 @@ import pytest
 from hornito.ops.base import Array
 from hornito.ops.gated_activation import activate
 from ops import cases
-from ops.harness import Bench, Call, assert_close, rows_of
+from ops.harness import Bench, Call, assert_close, rows_of, stored_values
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +40,7 @@ def product_bound(x: Array, w: Array) -> Array:
 
 
 def rounded(w: Array, dtype: str) -> Array:
-    return w.astype(np.float16).astype(np.float32) if dtype == "fp16" else w
+    return stored_values(w, dtype)
 
 
 def check_linear(

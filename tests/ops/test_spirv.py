@@ -53,8 +53,11 @@ def calls() -> Iterator[Call]:
                 records = rows_of(range(rows))
                 yield Call(graph=cases.linear(24, 16, dtype), rows=records, device=device)
                 yield Call(graph=cases.gated_linear(24, 16, dtype), rows=records, device=device)
+                for graph in (cases.linear(24, 32, "int8"), cases.gated_linear(24, 32, "int8")):
+                    yield Call(graph=graph, rows=records, device=device)
         yield Call(graph=cases.embedding(10, 8, dtype), rows=rows_of([0]))
         yield Call(graph=cases.position_embedding(64, 8, dtype), rows=rows_of([0]))
+    yield Call(graph=cases.embedding(10, 32, "int8"), rows=rows_of([0]))
     for graph in (
         cases.add(8),
         cases.activation(8, "silu"),

@@ -15,15 +15,17 @@ from hornito.progress import TerminalProgress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's command line."""
     parser.add_argument(
-        "source", metavar="SRC", help="GGUF file, Hugging Face directory, or a pulled ORG/REPO"
+        "source",
+        metavar="SRC",
+        help="GGUF file, Hugging Face directory, ONNX decoder, a pulled ORG/REPO, or a package",
     )
     parser.add_argument("out", metavar="OUT.vxm", help="package to write")
     add_option(
         parser,
         "--weights",
         type=one_of(WEIGHTS),
-        default="fp16",
-        help=f"how weights are stored: {', '.join(WEIGHTS)} (default fp16)",
+        help=f"how weights are stored: {', '.join(WEIGHTS)} (default: keep, as the source holds "
+        "them, when some are quantised, else fp16)",
         metavar="TYPE",
     )
     parser.add_argument(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         overflow: Overflow
 
 
-WEIGHTS = ("fp32", "fp16")
+WEIGHTS = ("fp32", "fp16", "bf16", "int8", "int4", "keep")
 PRECISIONS = ("high", "normal")
 KV_TYPES = ("fp32", "fp16")
 

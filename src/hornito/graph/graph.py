@@ -68,8 +68,9 @@ class Node:
 class Weight:
     """A constant tensor: shape, storage type, and (before writing) where its data come from.
 
-    `dtype` is the storage type in the package: `fp32` or `fp16`. `matrix` weights take the storage
-    type that the user asked for; the others (norms, biases, tables of frequencies) stay fp32.
+    `dtype` is the storage type in the package, a name of `hornito.quant.formats`. `matrix` weights
+    take the storage type that the user asked for; the others (norms, biases, tables of frequencies)
+    stay fp32.
     """
 
     shape: tuple[int, ...]
@@ -233,14 +234,18 @@ class Graph:
 
         Raises:
             FormatError: the JSON is no graph, or a rule does not hold.
+            UnsupportedError: a weight has a storage type that is unknown.
         """
+        from hornito.quant.formats import weight_format
+
         graph = cls()
         try:
             for name, value in data["inputs"].items():
                 graph.add_input(name, value["dtype"], _shape_from_json(value["shape"]))
             for name, w in data["weights"].items():
                 shape = tuple(int(d) for d in w["shape"])
-                graph.weights[name] = Weight(shape, w["dtype"], None, bool(w["matrix"]))
+                dtype = weight_format(w["dtype"]).name
+                graph.weights[name] = Weight(shape, dtype, None, bool(w["matrix"]))
             for n in data["nodes"]:
                 attrs = {k: tuple(v) if isinstance(v, list) else v for k, v in n["attrs"].items()}
                 graph.append(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float32]
+ByteArray = npt.NDArray[np.uint8]
 
 # Rows are converted in blocks of about this many elements, so that memory stays bounded.
 BLOCK_ELEMENTS = 4 * 1024 * 1024
@@ -28,6 +29,35 @@ class WeightData(Protocol):
     def source_names(self) -> tuple[str, ...]: ...
 
     def rows(self, start: int, stop: int) -> FloatArray: ...
+
+
+@runtime_checkable
+class StoredData(Protocol):
+    """A `WeightData` whose rows a source holds in blocks of one GGUF type, `stored` (`Q4_1`, ...;
+    `""` where they differ). `stored_rows` gives them as uint8 `[rows, bytes of a row]`."""
+
+    @property
+    def stored(self) -> str: ...
+
+    def stored_rows(self, start: int, stop: int) -> ByteArray: ...
+
+
+def stored_as(data: WeightData) -> str:
+    """The type of the blocks that hold a tensor, `""` when none do."""
+    return data.stored if isinstance(data, StoredData) else ""
+
+
+def stored_rows(data: WeightData, start: int, stop: int) -> ByteArray:
+    """Rows of a tensor as its source's blocks; `stored_as` must name their type."""
+    if not isinstance(data, StoredData):
+        raise ValueError(f"{data.source_names} is not held in blocks")
+    return data.stored_rows(start, stop)
+
+
+def _common(parts: Sequence[WeightData]) -> str:
+    """The one type of blocks that all parts have, or `""`."""
+    kinds = {stored_as(part) for part in parts}
+    return kinds.pop() if len(kinds) == 1 else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +90,26 @@ class StackedData:
     def source_names(self) -> tuple[str, ...]:
         return tuple(name for part in self.parts for name in part.source_names)
 
+    @property
+    def stored(self) -> str:
+        return _common(self.parts)
+
     def rows(self, start: int, stop: int) -> FloatArray:
-        pieces: list[FloatArray] = []
+        pieces = [part.rows(lo, hi) for part, lo, hi in self._spans(start, stop)]
+        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def stored_rows(self, start: int, stop: int) -> ByteArray:
+        return np.concatenate([stored_rows(p, lo, hi) for p, lo, hi in self._spans(start, stop)])
+
+    def _spans(self, start: int, stop: int) -> Iterator[tuple[WeightData, int, int]]:
+        """The parts that have some of the rows, and which of their own rows those are."""
         base = 0
         for part in self.parts:
             count = part.shape[0]
             lo, hi = max(start - base, 0), min(stop - base, count)
             if lo < hi:
-                pieces.append(part.rows(lo, hi))
+                yield part, lo, hi
             base += count
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +127,20 @@ class InterleavedData:
     def source_names(self) -> tuple[str, ...]:
         return self.even.source_names + self.odd.source_names
 
+    @property
+    def stored(self) -> str:
+        return _common((self.even, self.odd))
+
     def rows(self, start: int, stop: int) -> FloatArray:
         first, last = start // 2, (stop + 1) // 2
         pairs = np.stack([self.even.rows(first, last), self.odd.rows(first, last)], axis=1)
         both = pairs.reshape(-1, *self.even.shape[1:])
+        return both[start - 2 * first : stop - 2 * first]
+
+    def stored_rows(self, start: int, stop: int) -> ByteArray:
+        first, last = start // 2, (stop + 1) // 2
+        sides = [stored_rows(side, first, last) for side in (self.even, self.odd)]
+        both = np.stack(sides, axis=1).reshape(2 * (last - first), -1)
         return both[start - 2 * first : stop - 2 * first]
 
 
@@ -112,6 +162,13 @@ class SlicedData:
 
     def rows(self, start: int, stop: int) -> FloatArray:
         return self.base.rows(self.start + start, self.start + stop)
+
+    @property
+    def stored(self) -> str:
+        return stored_as(self.base)
+
+    def stored_rows(self, start: int, stop: int) -> ByteArray:
+        return stored_rows(self.base, self.start + start, self.start + stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,15 +213,12 @@ def stack(parts: Sequence[WeightData]) -> WeightData:
     return StackedData(tuple(parts))
 
 
-def iter_bytes(
-    data: WeightData, convert: Callable[[FloatArray], npt.NDArray[np.generic]]
-) -> Iterator[memoryview]:
-    """The tensor's bytes, row block by row block, after `convert`."""
-    row_elements = max(1, int(np.prod(data.shape[1:], dtype=np.int64)))
+def row_blocks(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Row ranges that cover a tensor, each of about `BLOCK_ELEMENTS`."""
+    row_elements = max(1, int(np.prod(shape[1:], dtype=np.int64)))
     step = max(1, BLOCK_ELEMENTS // row_elements)
-    for start in range(0, data.shape[0], step):
-        block = convert(data.rows(start, min(start + step, data.shape[0])))
-        yield np.ascontiguousarray(block).data.cast("B")
+    for start in range(0, shape[0], step):
+        yield start, min(start + step, shape[0])
 
 
 def load_all(data: WeightData) -> FloatArray:

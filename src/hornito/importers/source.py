@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float32]
 RowReader = Callable[[int, int], Floats]
+BlockReader = Callable[[int, int], "npt.NDArray[np.uint8]"]
 
 #: Floats converted at a time by `load`: bounds the temporaries, not the result.
 CHUNK_VALUES = 1 << 21
@@ -41,6 +42,8 @@ class LazyTensor:
         file_name: its name in the file.
         reader: `(start, stop) -> float32 [stop - start, ...]`, rows along the first axis.
         raw: the stored array where `load` may hand it over unchanged (F32 and F16), else None.
+        blocks: `(start, stop) -> uint8 [stop - start, bytes]`, the rows of a matrix as they are
+            stored; None where no rows of the file are rows of the tensor.
     """
 
     name: str
@@ -51,6 +54,18 @@ class LazyTensor:
     file_name: str
     reader: RowReader = field(repr=False)
     raw: Callable[[], npt.NDArray[Any]] | None = field(default=None, repr=False)
+    blocks: BlockReader | None = field(default=None, repr=False)
+
+    @property
+    def stored(self) -> str:
+        """`dtype` where rows can be had as they are stored, else `""`."""
+        return self.dtype if self.blocks is not None else ""
+
+    def stored_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Rows as the file holds them, uint8 `[stop - start, bytes of a row]`."""
+        if self.blocks is None or not 0 <= start <= stop <= self.shape[0]:
+            raise ValueError(f"{self.name} has no stored rows {start}:{stop}")
+        return self.blocks(start, stop)
 
     @property
     def size(self) -> int:
@@ -190,6 +205,9 @@ def mapped_tensor(
         rows = dequantise_rows(table[start * per_row : stop * per_row], fmt, columns)
         return rows.reshape(stop - start, *inner)
 
+    def blocks(start: int, stop: int) -> npt.NDArray[np.uint8]:
+        return data.reshape(-1, fmt.row_bytes(columns))[start:stop]
+
     def stored() -> npt.NDArray[Any]:
         return data.view("<f4" if fmt.name == "F32" else "<f2").reshape(shape)
 
@@ -202,10 +220,16 @@ def mapped_tensor(
         file_name=file_name,
         reader=read,
         raw=stored if fmt.name in ("F32", "F16") else None,
+        blocks=blocks if len(shape) == 2 else None,
     )
 
 
-def _derived(base: LazyTensor, shape: tuple[int, ...], reader: RowReader) -> LazyTensor:
+def _derived(
+    base: LazyTensor,
+    shape: tuple[int, ...],
+    reader: RowReader,
+    blocks: BlockReader | None = None,
+) -> LazyTensor:
     return LazyTensor(
         name=base.name,
         shape=shape,
@@ -214,6 +238,7 @@ def _derived(base: LazyTensor, shape: tuple[int, ...], reader: RowReader) -> Laz
         nbytes_source=base.nbytes_source,
         file_name=base.file_name,
         reader=reader,
+        blocks=blocks,
     )
 
 
@@ -225,14 +250,20 @@ def unpermuted(base: LazyTensor, heads: int) -> LazyTensor:
     """
     head_rows = base.shape[0] // heads
 
-    def read(start: int, stop: int) -> Floats:
+    def ordered(reader: Callable[[int, int], Any], start: int, stop: int) -> npt.NDArray[Any]:
         first, last = start // head_rows, -(-stop // head_rows)
-        rows = base.reader(first * head_rows, last * head_rows)
-        shape = (last - first, head_rows // 2, 2, *base.shape[1:])
-        ordered = rows.reshape(shape).swapaxes(1, 2).reshape(rows.shape)
-        return ordered[start - first * head_rows : stop - first * head_rows]
+        rows = reader(first * head_rows, last * head_rows)
+        shape = (last - first, head_rows // 2, 2, *rows.shape[1:])
+        own: npt.NDArray[Any] = rows.reshape(shape).swapaxes(1, 2).reshape(rows.shape)
+        return own[start - first * head_rows : stop - first * head_rows]
 
-    return _derived(base, base.shape, read)
+    def read(start: int, stop: int) -> Floats:
+        return ordered(base.reader, start, stop)
+
+    stored = base.blocks
+    if stored is None:
+        return _derived(base, base.shape, read)
+    return _derived(base, base.shape, read, lambda start, stop: ordered(stored, start, stop))
 
 
 def shifted(base: LazyTensor, amount: float) -> LazyTensor:

@@ -14,9 +14,11 @@ from hornito.graph.graph import INT, Attr, Graph, Weight
 from hornito.graph.shapes import S, T
 from hornito.graph.weights import (
     ArrayData,
+    ByteArray,
     FloatArray,
     ShiftedData,
     SlicedData,
+    StoredData,
     TransposedData,
     WeightData,
 )
@@ -103,6 +105,15 @@ class _TensorData:
 
     def rows(self, start: int, stop: int) -> FloatArray:
         return self.tensor.rows(start, stop)
+
+    @property
+    def stored(self) -> str:
+        return self.tensor.stored if isinstance(self.tensor, StoredData) else ""
+
+    def stored_rows(self, start: int, stop: int) -> ByteArray:
+        if not isinstance(self.tensor, StoredData):
+            raise ValueError(f"{self.name} is not held in blocks")
+        return self.tensor.stored_rows(start, stop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ import numpy as np
 from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import Array, Lowering, Push, present
+from hornito.ops.linear import format_constants
+from hornito.quant.formats import weight_format
 
-PUSH = Push("rows:u64 table:u64 embedded:u64 result:u64 width:u32 scale:f32")
+PUSH = Push("rows:u64 table:u64 embedded:u64 result:u64 width:u32 scale:f32 vocabulary:u32")
 
 
 def infer(graph: Graph, node: Node) -> list[Value]:
@@ -34,16 +36,17 @@ def reference(
 
 def lower(node: Node, low: Lowering) -> None:
     table, result = node.inputs[1], node.outputs[0]
-    width = low.shape(table)[1]
-    suffix = "f16" if low.weight_dtype(table) == "fp16" else "f32"
+    vocabulary, width = low.shape(table)
+    stored = weight_format(low.weight_dtype(table))
     weights, out = low.operand(table), low.operand(result)
     given = low.embedded(width)
     low.emit(
         node,
-        f"embedding/gather.{suffix}",
+        f"embedding/gather.{stored.variant}",
         PUSH,
-        (low.row_records, weights, given, out, width, node.attr_or("scale", 1.0)),
+        (low.row_records, weights, given, out, width, node.attr_or("scale", 1.0), vocabulary),
         (low.rows, 1, 1),
         reads=(low.row_records, weights, given),
         writes=(out,),
+        spec=format_constants(stored),
     )

@@ -50,6 +50,7 @@ def lower(node: Node, low: Lowering) -> None:
             n=n,
             k=low.shape(x)[1],
             dtype=low.weight_dtype(weight),
+            weight_rows=2 * n,
             live_word=low.live_word(node.outputs[0]),
             bias=low.operand(bias) if bias else None,
             gated=True,

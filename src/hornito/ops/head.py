@@ -125,8 +125,6 @@ def _emit_tile(node: Node, low: Lowering, result: Operand, first: int, width: in
     """Logits of the ids `[first, first + width)`."""
     x, table = node.inputs
     vocabulary, k = low.shape(table)
-    weight = low.operand(table)
-    row_bytes = weight.size // vocabulary
     if first + width > vocabulary:
         raise FormatError(f"node {node.name}: tile [{first}, {first + width}) of {vocabulary} ids")
     emit_linear(
@@ -134,12 +132,14 @@ def _emit_tile(node: Node, low: Lowering, result: Operand, first: int, width: in
         low,
         LinearArgs(
             x=low.operand(x),
-            weight=weight.part(first * row_bytes, width * row_bytes),
+            weight=low.operand(table),
             result=result,
             rows=low.selected,
             n=width,
             k=k,
             dtype=low.weight_dtype(table),
+            weight_rows=vocabulary,
+            first=first,
             live_word=1,
             softcap=float(node.attr_or("softcap", 0.0)),
         ),

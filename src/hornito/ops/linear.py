@@ -18,8 +18,12 @@ from hornito.graph.reference import ReferenceState
 from hornito.graph.shapes import Dim
 from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
 from hornito.ops.gated_activation import activate, activation_number
+from hornito.quant.formats import WeightFormat, weight_format
 
-PUSH = Push("x:u64 w:u64 bias:u64 residual:u64 result:u64 call:u64 live_word:u32 n:u32 k:u32")
+PUSH = Push(
+    "x:u64 w:u64 bias:u64 residual:u64 result:u64 call:u64 live_word:u32 n:u32 k:u32 "
+    "first:u32 rows:u32"
+)
 
 NO_ACTIVATION = 15
 """The kernels' number for a plain sum (kernels/include/linear.glsl)."""
@@ -30,9 +34,10 @@ GEMV_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class LinearArgs:
-    """One launch of a linear kernel over output rows `[0, n)` of `weight`.
+    """One launch of a linear kernel over the `n` outputs that row `first` of `weight` begins.
 
-    `softcap` bounds what is stored to `softcap * tanh(v / softcap)`; 0 leaves it alone.
+    `weight_rows` counts all rows of the weight; with `gated` an output has two. `softcap` bounds
+    what is stored to `softcap * tanh(v / softcap)`; 0 leaves it alone.
     """
 
     x: Operand
@@ -42,6 +47,8 @@ class LinearArgs:
     n: int
     k: int
     dtype: str
+    weight_rows: int
+    first: int = 0
     live_word: int = 0
     bias: Operand | None = None
     residual: Operand | None = None
@@ -104,6 +111,7 @@ def lower(node: Node, low: Lowering) -> None:
             n=n,
             k=low.shape(x)[1],
             dtype=low.weight_dtype(weight),
+            weight_rows=n,
             live_word=low.live_word(node.outputs[0]),
             bias=low.operand(bias) if bias else None,
             residual=low.operand(residual) if residual else None,
@@ -116,7 +124,8 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
     """Choose a kernel for the device and the row count, and launch it."""
     optional = [o for o in (args.bias, args.residual) if o is not None]
     kernel, extra, groups = _choose(low, args)
-    name = ("gated_" if args.gated else "") + ("f16" if args.dtype == "fp16" else "f32")
+    stored = weight_format(args.dtype)
+    name = ("gated_" if args.gated else "") + stored.variant
     low.emit(
         node,
         kernel + name,
@@ -131,6 +140,8 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
             args.live_word,
             args.n,
             args.k,
+            args.first,
+            args.weight_rows,
         ),
         groups,
         reads=(args.x, args.weight, low.call, *optional),
@@ -141,16 +152,20 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
             2: args.activation,
             6: float_bits(args.softcap),
             **extra,
+            **format_constants(stored),
         },
     )
 
 
 def _choose(low: Lowering, args: LinearArgs) -> tuple[str, dict[int, int], tuple[int, int, int]]:
     """Kernel stem, its own specialisation constants, and the grid."""
+    stored = weight_format(args.dtype)
+    if not stored.fits((args.weight_rows, args.k)):
+        raise FormatError(f"rows of {args.k} weights can't be stored as {args.dtype}")
     wide = int(args.k % 8 == 0)
     if low.caps.device_kind == "software":
         if wide and low.caps.subgroup_size >= 8 and "ballot" in low.caps.subgroup_ops:
-            return _choose_subgroup(args)
+            return _choose_subgroup(args, stored)
         rows = min(4, _power_of_two(args.rows))
         groups = (ceil_div(args.n, 64), ceil_div(args.rows, rows), 1)
         return "linear/lane_row.", {3: rows, 4: wide}, groups
@@ -163,15 +178,22 @@ def _choose(low: Lowering, args: LinearArgs) -> tuple[str, dict[int, int], tuple
     return f"linear/gemm.m{tile}_", {3: wide}, groups
 
 
-def _choose_subgroup(args: LinearArgs) -> tuple[str, dict[int, int], tuple[int, int, int]]:
+def _choose_subgroup(
+    args: LinearArgs, stored: WeightFormat
+) -> tuple[str, dict[int, int], tuple[int, int, int]]:
     """Sixteen sums a lane at most; more output rows a lane where there are fewer rows of x."""
-    if args.rows == 1:
+    if args.rows == 1 and (stored.variant != "q" or args.k % 16 == 0):
         outputs = 8 if args.gated else 16
         return "linear/words.", {3: outputs}, (ceil_div(args.n, outputs), 1, 1)
     rows = min(8, _power_of_two(args.rows))
-    outputs = {2: 4, 4: 2, 8: 2}[rows] // (2 if args.gated else 1)
+    outputs = {1: 8, 2: 4, 4: 2, 8: 2}[rows] // (2 if args.gated else 1)
     groups = (ceil_div(args.n, 8 * outputs), ceil_div(args.rows, rows), 1)
     return "linear/broadcast.", {3: rows, 4: outputs}, groups
+
+
+def format_constants(stored: WeightFormat) -> dict[int, int]:
+    """Specialisation of the q variants (kernels/include/quants.glsl)."""
+    return {7: stored.number, 8: stored.group} if stored.variant == "q" else {}
 
 
 def float_bits(value: float) -> int:

@@ -13,6 +13,7 @@ from hornito.errors import FormatError, UsageError
 from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import Array, Lowering, Push, ceil_div, present
+from hornito.quant.formats import weight_format
 
 PUSH = Push("rows:u64 x:u64 table:u64 result:u64 width:u32")
 
@@ -39,11 +40,15 @@ def lower(node: Node, low: Lowering) -> None:
             f"the model has learned positions for {positions} tokens; a context of {low.context} "
             f"has none for the rest. Load with context={positions} or less"
         )
-    suffix = "f16" if low.weight_dtype(table) == "fp16" else "f32"
+    stored = weight_format(low.weight_dtype(table))
+    if stored.variant == "q":
+        raise FormatError(
+            f"node {node.name}: positions are stored as fp32 or fp16, not {stored.name}"
+        )
     source, weights, out = low.operand(x), low.operand(table), low.operand(result)
     low.emit(
         node,
-        f"position_embedding/add.{suffix}",
+        f"position_embedding/add.{stored.variant}",
         PUSH,
         (low.row_records, source, weights, out, width),
         (ceil_div(width, 64), low.rows, 1),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hornito.errors import FormatError
 from hornito.graph.graph import Graph, Node
 from hornito.graph.shapes import Affine, S
 from hornito.ops import registry
@@ -27,6 +28,7 @@ from hornito.ops.base import (
 )
 from hornito.plan.arena import Layout, LiveRange, pack
 from hornito.plan.hazards import Range, barriers
+from hornito.quant.formats import weight_format
 
 if TYPE_CHECKING:
     from hornito.vk.caps import Caps
@@ -41,8 +43,6 @@ LOGITS_ROWS = 16
 
 HEAD_TILE_BYTES = 32 << 20
 """Bound on the logits of one head tile."""
-
-_BYTES = {"fp32": 4, "fp16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +162,10 @@ def weight_sizes(graph: Graph) -> dict[str, int]:
     """Bytes of every weight in its storage type."""
     sizes = {}
     for name, weight in graph.weights.items():
-        count = 1
-        for dim in weight.shape:
-            count *= dim
-        sizes[name] = count * _BYTES[weight.dtype]
+        try:
+            sizes[name] = weight_format(weight.dtype).nbytes(weight.shape)
+        except FormatError as error:
+            raise FormatError(f"weight {name}: {error}") from error
     return sizes
 
 

@@ -55,14 +55,14 @@ def _half(blocks: Bytes, start: int) -> Floats:
     return field.view("<f2").astype(np.float32)
 
 
-def _nibbles(packed: Bytes, group: int) -> Bytes:
+def nibbles(packed: Bytes, group: int) -> Bytes:
     """Low nibbles of each run of `group` bytes, then its high ones: uint8 `[n, 2 * bytes]`."""
     n = packed.shape[0]
     out = (packed.reshape(n, -1, 1, group) >> _SHIFT_NIBBLES) & np.uint8(15)
     return out.reshape(n, -1)
 
 
-def _fifth_bits(blocks: Bytes, start: int) -> Bytes:
+def fifth_bits(blocks: Bytes, start: int) -> Bytes:
     """The 32 bits at byte `start`, lowest first, each as 0 or 16: uint8 `[n, 32]`."""
     bits = np.unpackbits(blocks[:, start : start + 4], axis=1, bitorder="little")
     return bits << np.uint8(4)
@@ -82,22 +82,22 @@ def _bf16(blocks: Bytes) -> Floats:
 
 
 def _q4_0(blocks: Bytes) -> Floats:
-    quants = _nibbles(blocks[:, 2:], 16).astype(np.int8) - np.int8(8)
+    quants = nibbles(blocks[:, 2:], 16).astype(np.int8) - np.int8(8)
     return _half(blocks, 0) * quants.astype(np.float32)
 
 
 def _q4_1(blocks: Bytes) -> Floats:
-    quants = _nibbles(blocks[:, 4:], 16).astype(np.float32)
+    quants = nibbles(blocks[:, 4:], 16).astype(np.float32)
     return (_half(blocks, 0) * quants) + _half(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> Floats:
-    quants = _nibbles(blocks[:, 6:], 16) | _fifth_bits(blocks, 2)
+    quants = nibbles(blocks[:, 6:], 16) | fifth_bits(blocks, 2)
     return _half(blocks, 0) * (quants.astype(np.int8) - np.int8(16)).astype(np.float32)
 
 
 def _q5_1(blocks: Bytes) -> Floats:
-    quants = _nibbles(blocks[:, 8:], 16) | _fifth_bits(blocks, 4)
+    quants = nibbles(blocks[:, 8:], 16) | fifth_bits(blocks, 4)
     return (_half(blocks, 0) * quants.astype(np.float32)) + _half(blocks, 2)
 
 
@@ -138,7 +138,7 @@ def _q3_k(blocks: Bytes) -> Floats:
     return (step * quants.astype(np.float32)).reshape(n, 256)
 
 
-def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
+def k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
     """The eight 6-bit scales and minima packed into 12 bytes of Q4_K and Q5_K."""
     n = packed.shape[0]
     parts = packed.reshape(n, 3, 4)
@@ -159,34 +159,34 @@ def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
 def _k_affine(blocks: Bytes, quants: Bytes) -> Floats:
     """`d * scale * q - dmin * minimum` for Q4_K and Q5_K, quants `[n, 256]`."""
     n = blocks.shape[0]
-    scales, minima = _k_scales(blocks[:, 4:16])
+    scales, minima = k_scales(blocks[:, 4:16])
     step = (_half(blocks, 0) * scales.astype(np.float32)).reshape(n, 8, 1)
     low = (_half(blocks, 2) * minima.astype(np.float32)).reshape(n, 8, 1)
     return (step * quants.reshape(n, 8, 32).astype(np.float32) - low).reshape(n, 256)
 
 
 def _q4_k(blocks: Bytes) -> Floats:
-    return _k_affine(blocks, _nibbles(blocks[:, 16:], 32))
+    return _k_affine(blocks, nibbles(blocks[:, 16:], 32))
 
 
 def _q5_k(blocks: Bytes) -> Floats:
     n = blocks.shape[0]
     high = (blocks[:, 16:48].reshape(n, 1, 1, 32) >> _SHIFT_BITS) & np.uint8(1)
-    return _k_affine(blocks, _nibbles(blocks[:, 48:], 32) | (high.reshape(n, 256) << np.uint8(4)))
+    return _k_affine(blocks, nibbles(blocks[:, 48:], 32) | (high.reshape(n, 256) << np.uint8(4)))
 
 
 def _q6_k(blocks: Bytes) -> Floats:
     n = blocks.shape[0]
     scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
     step = (_half(blocks, 208) * scales).reshape(n, 16, 1)
-    low = _nibbles(blocks[:, :128], 64)
+    low = nibbles(blocks[:, :128], 64)
     high = (blocks[:, 128:192].reshape(n, 2, 1, 32) >> _SHIFT_PAIRS) & np.uint8(3)
     quants = (low | (high.reshape(n, 256) << np.uint8(4))).astype(np.int8) - np.int8(32)
     return (step * quants.reshape(n, 16, 16).astype(np.float32)).reshape(n, 256)
 
 
 def _iq4_nl(blocks: Bytes) -> Floats:
-    return _half(blocks, 0) * _IQ4_VALUES[_nibbles(blocks[:, 2:], 16)]
+    return _half(blocks, 0) * _IQ4_VALUES[nibbles(blocks[:, 2:], 16)]
 
 
 #: Types that can be read, by their number in a file.
@@ -225,6 +225,11 @@ _BY_NAME = {fmt.name: fmt for fmt in GGML_TYPES.values()}
 def format_by_name(name: str) -> BlockFormat:
     """The format called `name` (`F32`, `BF16`, `Q4_K`, ...); KeyError when it can't be read."""
     return _BY_NAME[name]
+
+
+def is_quantised(name: str) -> bool:
+    """Whether `name` is a type of blocks that hold several values each."""
+    return name in _BY_NAME and _BY_NAME[name].block > 1
 
 
 def dequantise_rows(raw: Bytes, fmt: BlockFormat, columns: int) -> Floats:

@@ -4,9 +4,11 @@
 //
 // variant: f32
 // variant: f16 WEIGHT_F16
+// variant: q WEIGHT_Q
 //
 // Geometry: 64 threads a row, one workgroup a row (x).
-// Push: addresses of the row records, table [V, H], embedded rows [T, H], out [T, H] fp32; H, scale.
+// Push: addresses of the row records, table [V, H], embedded rows [T, H], out [T, H] fp32; H, scale, V.
+// Specialisation (q): 7 FORMAT, 8 GROUP.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "rows.glsl"
@@ -21,16 +23,30 @@ layout(push_constant) uniform Push {
   Floats result;
   uint width;
   float scale;
+  uint vocabulary;
 } p;
 
 void main() {
   uint r = gl_WorkGroupID.x;
   Row row = load_row(p.rows, r);
   if (!row.live) return;
+  Matrix m = Matrix(p.table, p.vocabulary, p.width);
+#ifdef WEIGHT_Q
+  if (!row.embedded && p.width % 8u == 0u) {
+    for (uint i = gl_LocalInvocationID.x; i < p.width / 8u; i += 64u) {
+      vec4 a, b;
+      load_weights8(m, row.token, i, a, b);
+      uint at = (r * p.width) / 4u + 2u * i;
+      store_float4(p.result, at, a * p.scale);
+      store_float4(p.result, at + 1u, b * p.scale);
+    }
+    return;
+  }
+#endif
   for (uint i = gl_LocalInvocationID.x; i < p.width; i += 64u) {
     uint at = r * p.width + i;
-    float v = row.embedded ? load_float(p.embedded, at)
-                           : load_weight(p.table, row.token * p.width + i) * p.scale;
+    float v =
+        row.embedded ? load_float(p.embedded, at) : load_weight(m, row.token, i) * p.scale;
     store_float(p.result, at, v);
   }
 }

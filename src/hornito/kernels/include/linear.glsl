@@ -1,4 +1,5 @@
-// What every linear kernel shares: the push block, and what is done with a finished sum.
+// What every linear kernel shares: the push block, and what is done with a finished sum. Outputs are n
+// rows of the matrix from `first` on; `rows` counts all of them.
 // out[r, n] = softcap(activation(sum_k x[r, k] * w[n, k] (+ bias[n])) (+ residual[r, n])); with
 // GATED, the rows of w and bias are gate and up in turn, and out[r, n] = activation(gate) * up.
 // Activation 15 is none; SOFTCAP 0 is none, else a value v becomes SOFTCAP * tanh(v / SOFTCAP).
@@ -23,7 +24,12 @@ layout(push_constant) uniform Push {
   uint live_word;
   uint n;
   uint k;
+  uint first;
+  uint rows;
 } p;
+
+// The matrix; output n is row `first + n` of it, or with GATED rows 2 n and 2 n + 1 behind `first`.
+Matrix matrix() { return Matrix(p.w, p.rows, p.k); }
 
 // Weight rows of one output: with GATED the gate row and, behind it, the up row.
 #ifdef GATED
@@ -31,6 +37,9 @@ const uint OUTPUT_ROWS = 2u;
 #else
 const uint OUTPUT_ROWS = 1u;
 #endif
+
+// The weight row of output n (with GATED its gate row; the up row comes behind it).
+uint weight_row(uint n) { return p.first + n * OUTPUT_ROWS; }
 
 uint live_rows() { return load_word(p.call, p.live_word); }
 

@@ -1,28 +1,56 @@
-// Matrix weights as packed words. WEIGHT_F16 or WEIGHT_F32 picks the format; every format offers
-// load_weights8 (eight weights from an index that is a multiple of 8), load_weight (any index) and
-// load_weight_word (the WORD_WEIGHTS weights of one 32-bit word).
+// Matrix weights as packed words. WEIGHT_Q, WEIGHT_F16 or neither (fp32) picks the format; every one
+// offers load_weights8 (eight weights of a row from 8 * i8 on; K is a multiple of 8) and load_weight
+// (any weight of a row). fp32 and fp16 also offer load_weight_word (the WORD_WEIGHTS weights of one
+// 32-bit word), the others load_quants8 and load_scale.
 #ifndef HORNITO_WEIGHTS
 #define HORNITO_WEIGHTS
 
 #include "memory.glsl"
 
-#ifdef WEIGHT_F16
-void load_weights8(Words w, uint i8, out vec4 a, out vec4 b) {
-  uvec4 q = load_words4(w, i8);
+// A matrix of `rows` rows of k weights.
+struct Matrix {
+  Words at;
+  uint rows;
+  uint k;
+};
+
+#if defined(WEIGHT_Q)
+#include "quants.glsl"
+void load_weights8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
+  load_quants8(m, row, i8, a, b);
+  if (FORMAT == BF16) return;
+  vec2 s = load_scale(m, row, i8);
+  a = fma(a, vec4(s.x), vec4(s.y));
+  b = fma(b, vec4(s.x), vec4(s.y));
+}
+// Rows that are no multiple of eight long are bf16.
+float load_weight(Matrix m, uint row, uint i) {
+  uint at = row * m.k + i;
+  uint word = load_word(m.at, at >> 1);
+  return uintBitsToFloat((at & 1u) == 0u ? word << 16 : word & 0xffff0000u);
+}
+#elif defined(WEIGHT_F16)
+void load_weights8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
+  uvec4 q = load_words4(m.at, row * (m.k / 8u) + i8);
   a = vec4(unpackHalf2x16(q.x), unpackHalf2x16(q.y));
   b = vec4(unpackHalf2x16(q.z), unpackHalf2x16(q.w));
 }
-float load_weight(Words w, uint i) { return load_half(w, i); }
+float load_weight(Matrix m, uint row, uint i) { return load_half(m.at, row * m.k + i); }
 const uint WORD_WEIGHTS = 2u;
-vec2 load_weight_word(Words w, uint i) { return unpackHalf2x16(load_word(w, i)); }
-#else
-void load_weights8(Words w, uint i8, out vec4 a, out vec4 b) {
-  a = uintBitsToFloat(load_words4(w, 2u * i8));
-  b = uintBitsToFloat(load_words4(w, 2u * i8 + 1u));
+vec2 load_weight_word(Matrix m, uint row, uint i) {
+  return unpackHalf2x16(load_word(m.at, row * (m.k / 2u) + i));
 }
-float load_weight(Words w, uint i) { return uintBitsToFloat(load_word(w, i)); }
+#else
+void load_weights8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
+  uint at = 2u * (row * (m.k / 8u) + i8);
+  a = uintBitsToFloat(load_words4(m.at, at));
+  b = uintBitsToFloat(load_words4(m.at, at + 1u));
+}
+float load_weight(Matrix m, uint row, uint i) {
+  return uintBitsToFloat(load_word(m.at, row * m.k + i));
+}
 const uint WORD_WEIGHTS = 1u;
-vec2 load_weight_word(Words w, uint i) { return vec2(uintBitsToFloat(load_word(w, i)), 0.0); }
+vec2 load_weight_word(Matrix m, uint row, uint i) { return vec2(load_weight(m, row, i), 0.0); }
 #endif
 
 #endif

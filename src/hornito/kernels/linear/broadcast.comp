@@ -4,13 +4,16 @@
 //
 // variant: f32
 // variant: f16 WEIGHT_F16
+// variant: q WEIGHT_Q
 // variant: gated_f32 GATED
 // variant: gated_f16 GATED WEIGHT_F16
+// variant: gated_q GATED WEIGHT_Q
 //
 // Geometry: 8 threads = 8 * OUTPUTS output rows (x); ROWS rows of x a workgroup (y).
 // Requires: a subgroup of at least 8, subgroup ballot operations; K a multiple of 8.
 // Push: see linear.glsl.
-// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 8), 4 OUTPUTS (1 to 8).
+// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 8), 4 OUTPUTS (1 to 8),
+// 6 SOFTCAP, 7 FORMAT, 8 GROUP.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -39,6 +42,7 @@ void main() {
   uint row0 = gl_WorkGroupID.y * ROWS;
   uint live = live_rows();
   if (row0 >= live) return;
+  Matrix m = matrix();
   uint k8 = p.k / 8u;
   float sum[8][8];
 #ifdef GATED
@@ -58,12 +62,12 @@ void main() {
       x[r] = load_float(p.x, (row0 + r) * p.k + 8u * i + lane);
     }
     [[unroll]] for (uint j = 0u; j < OUTPUTS; ++j) {
-      uint own = min(n0 + 8u * j, p.n - 1u);
+      uint own = weight_row(min(n0 + 8u * j, p.n - 1u));
       vec4 a, b;
-      load_weights8(p.w, own * OUTPUT_ROWS * k8 + i, a, b);
+      load_weights8(m, own, i, a, b);
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) sum[r][j] = add8(sum[r][j], a, b, x[r]);
 #ifdef GATED
-      load_weights8(p.w, (own * OUTPUT_ROWS + 1u) * k8 + i, a, b);
+      load_weights8(m, own + 1u, i, a, b);
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) up[r][j] = add8(up[r][j], a, b, x[r]);
 #endif
     }

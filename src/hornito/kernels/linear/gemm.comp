@@ -3,17 +3,22 @@
 //
 // variant: m16_f32 TILE_ROWS=16
 // variant: m16_f16 TILE_ROWS=16 WEIGHT_F16
+// variant: m16_q TILE_ROWS=16 WEIGHT_Q
 // variant: m16_gated_f32 TILE_ROWS=16 GATED
 // variant: m16_gated_f16 TILE_ROWS=16 GATED WEIGHT_F16
+// variant: m16_gated_q TILE_ROWS=16 GATED WEIGHT_Q
 // variant: m64_f32 TILE_ROWS=64
 // variant: m64_f16 TILE_ROWS=64 WEIGHT_F16
+// variant: m64_q TILE_ROWS=64 WEIGHT_Q
 // variant: m64_gated_f32 TILE_ROWS=64 GATED
 // variant: m64_gated_f16 TILE_ROWS=64 GATED WEIGHT_F16
+// variant: m64_gated_q TILE_ROWS=64 GATED WEIGHT_Q
 //
 // Geometry: 64 threads as 16 column groups (4 outputs each) by 4 row groups; x = output tiles of 64,
 // y = row tiles. With GATED a tile covers 64 pairs of a gate and an up row.
 // Push: see linear.glsl.
-// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 WIDE (K is a multiple of 8).
+// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 WIDE (K is a multiple of 8),
+// 6 SOFTCAP, 7 FORMAT, 8 GROUP.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "linear.glsl"
@@ -30,16 +35,16 @@ shared float up_tile[STEP * 64];
 #endif
 
 // Eight values of K from k0 of one matrix row, zero past the row's end.
-void fetch8(Words w, uint row, uint k0, out float v[8]) {
+void fetch8(Matrix w, uint row, uint k0, out float v[8]) {
   if (WIDE == 1u) {
     vec4 a = vec4(0.0), b = vec4(0.0);
-    if (k0 < p.k) load_weights8(w, (row * p.k + k0) / 8u, a, b);
+    if (k0 < p.k) load_weights8(w, row, k0 / 8u, a, b);
     for (uint i = 0u; i < 4u; ++i) {
       v[i] = a[i];
       v[4u + i] = b[i];
     }
   } else {
-    for (uint i = 0u; i < 8u; ++i) v[i] = k0 + i < p.k ? load_weight(w, row * p.k + k0 + i) : 0.0;
+    for (uint i = 0u; i < 8u; ++i) v[i] = k0 + i < p.k ? load_weight(w, row, k0 + i) : 0.0;
   }
 }
 
@@ -49,6 +54,7 @@ void main() {
   uint row0 = gl_WorkGroupID.y * TILE_ROWS;
   uint live = live_rows();
   if (row0 >= live) return;
+  Matrix m = matrix();
   uint column = t % 16u;
   uint row_group = t / 16u;
   float sum[THREAD_ROWS][4];
@@ -71,13 +77,13 @@ void main() {
       x_tile[(i % STEP) * TILE_ROWS + i / STEP] = k < p.k ? load_float(p.x, r * p.k + k) : 0.0;
     }
     for (uint i = t; i < 128u; i += 64u) {
-      uint own = min(n0 + i / 2u, p.n - 1u);
+      uint own = weight_row(min(n0 + i / 2u, p.n - 1u));
       uint k = (i % 2u) * 8u;
       float v[8];
-      fetch8(p.w, own * OUTPUT_ROWS, k0 + k, v);
+      fetch8(m, own, k0 + k, v);
       for (uint e = 0u; e < 8u; ++e) w_tile[(k + e) * 64u + i / 2u] = v[e];
 #ifdef GATED
-      fetch8(p.w, own * OUTPUT_ROWS + 1u, k0 + k, v);
+      fetch8(m, own + 1u, k0 + k, v);
       for (uint e = 0u; e < 8u; ++e) up_tile[(k + e) * 64u + i / 2u] = v[e];
 #endif
     }

@@ -3,13 +3,15 @@
 //
 // variant: f32
 // variant: f16 WEIGHT_F16
+// variant: q WEIGHT_Q
 // variant: gated_f32 GATED
 // variant: gated_f16 GATED WEIGHT_F16
+// variant: gated_q GATED WEIGHT_Q
 //
 // Geometry: 128 threads = LANES x (128 / LANES) output rows (x); ROWS rows of x a workgroup (y).
 // Push: see linear.glsl.
 // Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 4), 4 WIDE (K is a multiple of 8),
-// 5 LANES (a power of two, 8 to 128).
+// 5 LANES (a power of two, 8 to 128), 6 SOFTCAP, 7 FORMAT, 8 GROUP.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -34,7 +36,8 @@ void main() {
   uint row0 = gl_WorkGroupID.y * ROWS;
   uint live = live_rows();
   if (row0 >= live) return;
-  uint own = min(n, p.n - 1u);
+  uint own = weight_row(min(n, p.n - 1u));
+  Matrix m = matrix();
   // sum[r], and with GATED sum[4 + r] for the up row.
   float sum[4 * SUMS];
   for (uint i = 0u; i < 4u * SUMS; ++i) sum[i] = 0.0;
@@ -48,9 +51,9 @@ void main() {
 #endif
       [[unroll]] for (uint u = 0u; u < 4u; ++u) {
         uint i = min(i0 + u * LANES, k8 - 1u);
-        load_weights8(p.w, own * OUTPUT_ROWS * k8 + i, a[u], b[u]);
+        load_weights8(m, own, i, a[u], b[u]);
 #ifdef GATED
-        load_weights8(p.w, (own * OUTPUT_ROWS + 1u) * k8 + i, c[u], d[u]);
+        load_weights8(m, own + 1u, i, c[u], d[u]);
 #endif
       }
       [[unroll]] for (uint u = 0u; u < 4u; ++u) {
@@ -69,9 +72,9 @@ void main() {
     }
   } else {
     for (uint i = lane; i < p.k; i += LANES) {
-      float a = load_weight(p.w, own * OUTPUT_ROWS * p.k + i);
+      float a = load_weight(m, own, i);
 #ifdef GATED
-      float c = load_weight(p.w, (own * OUTPUT_ROWS + 1u) * p.k + i);
+      float c = load_weight(m, own + 1u, i);
 #endif
       for (uint r = 0u; r < ROWS; ++r) {
         float x = load_float(p.x, (row0 + r) * p.k + i);

@@ -3,12 +3,15 @@
 //
 // variant: f32
 // variant: f16 WEIGHT_F16
+// variant: q WEIGHT_Q
 // variant: gated_f32 GATED
 // variant: gated_f16 GATED WEIGHT_F16
+// variant: gated_q GATED WEIGHT_Q
 //
 // Geometry: 64 threads, one output row n each (x); ROWS rows of x a workgroup (y).
 // Push: see linear.glsl.
-// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 4), 4 WIDE (K is a multiple of 8).
+// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 4), 4 WIDE (K is a multiple of 8),
+// 6 SOFTCAP, 7 FORMAT, 8 GROUP.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -35,7 +38,8 @@ void main() {
   uint live = live_rows();
   if (row0 >= live) return;
   // Lanes past the last output row repeat it, so that loads of x stay uniform.
-  uint own = min(n, p.n - 1u);
+  uint own = weight_row(min(n, p.n - 1u));
+  Matrix m = matrix();
   float sum[4];
 #ifdef GATED
   float up[4];
@@ -47,14 +51,13 @@ void main() {
 #endif
   }
   if (WIDE == 1u) {
-    uint w8 = own * OUTPUT_ROWS * (p.k / 8u);
     uint x4 = row0 * (p.k / 4u);
     for (uint i = 0u; i < p.k / 8u; ++i) {
       vec4 a, b;
-      load_weights8(p.w, w8 + i, a, b);
+      load_weights8(m, own, i, a, b);
 #ifdef GATED
       vec4 c, d;
-      load_weights8(p.w, w8 + p.k / 8u + i, c, d);
+      load_weights8(m, own + 1u, i, c, d);
 #endif
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
         uint at = x4 + r * (p.k / 4u) + 2u * i;
@@ -68,9 +71,9 @@ void main() {
     }
   } else {
     for (uint i = 0u; i < p.k; ++i) {
-      float a = load_weight(p.w, own * OUTPUT_ROWS * p.k + i);
+      float a = load_weight(m, own, i);
 #ifdef GATED
-      float c = load_weight(p.w, (own * OUTPUT_ROWS + 1u) * p.k + i);
+      float c = load_weight(m, own + 1u, i);
 #endif
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
         float x = load_float(p.x, (row0 + r) * p.k + i);

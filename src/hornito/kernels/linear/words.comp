@@ -1,16 +1,20 @@
 // Linear for one row on software drivers with subgroups: eight lanes load eight neighbouring words of
 // a weight row, so that memory is read in order; OUTPUTS weight rows share each load of x, and the
-// lanes' sums join at the end.
+// lanes' sums join at the end. Of quantised rows a lane takes sixteen weights at a time, which have one
+// scale: their integers are summed up first.
 //
 // variant: f32
 // variant: f16 WEIGHT_F16
+// variant: q WEIGHT_Q
 // variant: gated_f32 GATED
 // variant: gated_f16 GATED WEIGHT_F16
+// variant: gated_q GATED WEIGHT_Q
 //
 // Geometry: 8 threads = OUTPUTS output rows (x); one row of x (y).
-// Requires: a subgroup of at least 8, subgroup ballot operations; K a multiple of 8.
+// Requires: a subgroup of at least 8, subgroup ballot operations; K a multiple of 8 (q: of 16).
 // Push: see linear.glsl.
-// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 OUTPUTS (1 to 16; with GATED 1 to 8).
+// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 OUTPUTS (1 to 16; with GATED 1 to 8),
+// 6 SOFTCAP, 7 FORMAT, 8 GROUP.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -29,11 +33,51 @@ float join(float part) {
   return (a + b) + (c + d);
 }
 
-void add_word(inout vec2 sum, uint row, uint word, vec2 x) {
-  vec2 w = load_weight_word(p.w, row * (p.k / WORD_WEIGHTS) + word);
+#ifdef WEIGHT_Q
+// Sixteen values of x, and their sum.
+struct Part {
+  vec4 x[4];
+  float total;
+};
+
+const uint LANE_WEIGHTS = 16u;
+
+Part load_part(uint at) {
+  Part part;
+  [[unroll]] for (uint c = 0u; c < 4u; ++c) part.x[c] = load_float4(p.x, at / 4u + c);
+  vec4 s = (part.x[0] + part.x[1]) + (part.x[2] + part.x[3]);
+  part.total = (s.x + s.y) + (s.z + s.w);
+  return part;
+}
+
+void add_part(inout vec2 sum, Matrix m, uint row, uint i, Part part) {
+  vec4 a, b, c, d;
+  load_quants8(m, row, 2u * i, a, b);
+  load_quants8(m, row, 2u * i + 1u, c, d);
+  vec4 s = fma(d, part.x[3], fma(c, part.x[2], fma(b, part.x[1], a * part.x[0])));
+  float dot = (s.x + s.y) + (s.z + s.w);
+  if (FORMAT == BF16) {
+    sum.x += dot;
+    return;
+  }
+  vec2 scale = load_scale(m, row, 2u * i);
+  sum.x = fma(scale.x, dot, sum.x);
+  if (FORMAT != INT8) sum.y = fma(scale.y, part.total, sum.y);
+}
+#else
+#define Part vec2
+const uint LANE_WEIGHTS = WORD_WEIGHTS;
+
+Part load_part(uint at) {
+  return vec2(load_float(p.x, at), WORD_WEIGHTS == 2u ? load_float(p.x, at + 1u) : 0.0);
+}
+
+void add_part(inout vec2 sum, Matrix m, uint row, uint i, Part x) {
+  vec2 w = load_weight_word(m, row, i);
   sum.x = fma(w.x, x.x, sum.x);
   if (WORD_WEIGHTS == 2u) sum.y = fma(w.y, x.y, sum.y);
 }
+#endif
 
 void main() {
   uint lane = gl_SubgroupInvocationID;
@@ -41,6 +85,7 @@ void main() {
   uint r = gl_WorkGroupID.y;
   uint live = live_rows();
   if (r >= live) return;
+  Matrix m = matrix();
   vec2 sum[16];
 #ifdef GATED
   vec2 up[16];
@@ -51,14 +96,13 @@ void main() {
     up[j] = vec2(0.0);
 #endif
   }
-  for (uint i = lane; i < p.k / WORD_WEIGHTS; i += 8u) {
-    uint at = r * p.k + i * WORD_WEIGHTS;
-    vec2 x = vec2(load_float(p.x, at), WORD_WEIGHTS == 2u ? load_float(p.x, at + 1u) : 0.0);
+  for (uint i = lane; i < p.k / LANE_WEIGHTS; i += 8u) {
+    Part x = load_part(r * p.k + i * LANE_WEIGHTS);
     [[unroll]] for (uint j = 0u; j < OUTPUTS; ++j) {
-      uint own = min(n0 + j, p.n - 1u);
-      add_word(sum[j], own * OUTPUT_ROWS, i, x);
+      uint own = weight_row(min(n0 + j, p.n - 1u));
+      add_part(sum[j], m, own, i, x);
 #ifdef GATED
-      add_word(up[j], own * OUTPUT_ROWS + 1u, i, x);
+      add_part(up[j], m, own + 1u, i, x);
 #endif
     }
   }

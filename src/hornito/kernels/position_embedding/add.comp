@@ -27,6 +27,6 @@ void main() {
   Row row = load_row(p.rows, r);
   if (!row.live || i >= p.width) return;
   uint at = r * p.width + i;
-  float v = load_float(p.x, at) + load_weight(p.table, row.position * p.width + i);
+  float v = load_float(p.x, at) + load_weight(Matrix(p.table, 0u, p.width), row.position, i);
   store_float(p.result, at, v);
 }

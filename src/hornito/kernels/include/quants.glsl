@@ -1,0 +1,106 @@
+// Quantised matrices, and bf16, for the kernels' q variants. FORMAT and GROUP are specialised, so that
+// one SPIR-V file serves every format and the driver keeps the code of one.
+//
+// A matrix [rows, k] lies in planes, each a whole number of 16-byte words (docs/format.md). Weight i of
+// a row is load_quants8's number times x plus y of load_scale; a scale counts for GROUP weights.
+#ifndef HORNITO_QUANTS
+#define HORNITO_QUANTS
+
+#include "memory.glsl"
+
+layout(constant_id = 7) const uint FORMAT = 1u;
+layout(constant_id = 8) const uint GROUP = 32u;
+
+const uint BF16 = 1u;
+const uint INT8 = 2u;
+const uint INT4 = 3u;
+const uint INT4M = 4u;
+const uint Q5 = 5u;
+const uint Q5M = 6u;
+const uint Q4K = 7u;
+const uint Q5K = 8u;
+const uint Q6K = 9u;
+
+// Words of a plane that has `bytes` for every `block` weights.
+uint plane_words(Matrix m, uint block, uint bytes) {
+  return (m.rows * (m.k / block) * bytes + 15u) / 16u * 4u;
+}
+
+// Half i of a plane that begins at word `base`.
+float plane_half(Matrix m, uint base, uint i) {
+  vec2 pair = unpackHalf2x16(load_word(m.at, base + (i >> 1)));
+  return (i & 1u) == 0u ? pair.x : pair.y;
+}
+
+// Byte i of a word.
+uint byte_of(uint word, uint i) { return (word >> (8u * i)) & 255u; }
+
+uint body_words(Matrix m) { return plane_words(m, GROUP, FORMAT == INT8 ? GROUP : GROUP / 2u); }
+
+// Words of the plane of higher bits, behind the body.
+uint high_words(Matrix m) {
+  if (FORMAT == Q5 || FORMAT == Q5M || FORMAT == Q5K) return plane_words(m, 32u, 4u);
+  return FORMAT == Q6K ? plane_words(m, 256u, 64u) : 0u;
+}
+
+// The integers of eight weights from 8 * i8 on; bf16 has its numbers themselves.
+void load_quants8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
+  uint at = row * (m.k / 8u) + i8;
+  if (FORMAT == BF16) {
+    uvec4 q = load_words4(m.at, at);
+    a = uintBitsToFloat(uvec4(q.x << 16, q.x & 0xffff0000u, q.y << 16, q.y & 0xffff0000u));
+    b = uintBitsToFloat(uvec4(q.z << 16, q.z & 0xffff0000u, q.w << 16, q.w & 0xffff0000u));
+  } else if (FORMAT == INT8) {
+    ivec4 x = ivec4(int(load_word(m.at, 2u * at)));
+    ivec4 y = ivec4(int(load_word(m.at, 2u * at + 1u)));
+    a = vec4((x << ivec4(24, 16, 8, 0)) >> 24);
+    b = vec4((y << ivec4(24, 16, 8, 0)) >> 24);
+  } else {
+    uint w = load_word(m.at, at);
+    uvec4 x = (uvec4(w) >> uvec4(0u, 4u, 8u, 12u)) & 15u;
+    uvec4 y = (uvec4(w) >> uvec4(16u, 20u, 24u, 28u)) & 15u;
+    if (FORMAT == Q6K) {
+      uvec4 h = uvec4(load_word(m.at, body_words(m) + (at >> 1)) >> (16u * (at & 1u)));
+      x |= ((h >> uvec4(0u, 2u, 4u, 6u)) & 3u) << 4;
+      y |= ((h >> uvec4(8u, 10u, 12u, 14u)) & 3u) << 4;
+    } else if (FORMAT == Q5 || FORMAT == Q5M || FORMAT == Q5K) {
+      uvec4 h = uvec4(load_word(m.at, body_words(m) + (at >> 2)) >> (8u * (at & 3u)));
+      x |= ((h >> uvec4(0u, 1u, 2u, 3u)) & 1u) << 4;
+      y |= ((h >> uvec4(4u, 5u, 6u, 7u)) & 1u) << 4;
+    }
+    a = vec4(x);
+    b = vec4(y);
+  }
+}
+
+// What the number of weight 8 * i8 is multiplied with, and what is added.
+vec2 load_scale(Matrix m, uint row, uint i8) {
+  if (FORMAT == BF16) return vec2(1.0, 0.0);
+  uint base = body_words(m) + high_words(m);
+  uint group = row * (m.k / GROUP) + i8 / (GROUP / 8u);
+  if (FORMAT == INT4M || FORMAT == Q5M) return unpackHalf2x16(load_word(m.at, base + group));
+  if (FORMAT == Q4K || FORMAT == Q5K) {
+    uvec4 meta = load_words4(m.at, (base >> 2) + (group >> 3));
+    uint i = group & 3u;
+    uint s = byte_of(meta.y, i);
+    uint low = byte_of(meta.z, i);
+    if ((group & 4u) == 0u) {
+      s &= 63u;
+      low &= 63u;
+    } else {
+      uint last = byte_of(meta.w, i);
+      s = (last & 15u) | ((s >> 2) & 48u);
+      low = (last >> 4) | ((low >> 2) & 48u);
+    }
+    return unpackHalf2x16(meta.x) * vec2(float(s), -float(low));
+  }
+  if (FORMAT == Q6K) {
+    int s = int(load_word(m.at, base + (group >> 2)) << (24u - 8u * (group & 3u))) >> 24;
+    float step = plane_half(m, base + plane_words(m, 256u, 16u), group >> 4) * float(s);
+    return vec2(step, -32.0 * step);
+  }
+  float step = plane_half(m, base, group);
+  return vec2(step, FORMAT == INT4 ? -8.0 * step : FORMAT == Q5 ? -16.0 * step : 0.0);
+}
+
+#endif
