@@ -166,9 +166,10 @@ def find_call(text: str, names: frozenset[str]) -> dict[str, Any] | None:
         value, _ = json.JSONDecoder().raw_decode(text[start:])
     except (ValueError, RecursionError):
         return None
-    if not isinstance(value, dict) or value.get("name") not in names:
+    if not isinstance(value, dict) or not isinstance(value.get("arguments"), dict):
         return None
-    return value if isinstance(value.get("arguments"), dict) else None
+    name = value.get("name")
+    return value if isinstance(name, str) and name in names else None
 
 
 def whole_object(text: str) -> bool:
