@@ -17,6 +17,7 @@ from ops import cases
 from ops.harness import Call, lower, rows_of
 from ops.kv_pool import KvPool
 from ops.spirv import Member, parse
+from tensor import cases as tensor_cases
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -92,6 +93,7 @@ def dispatches() -> tuple[Dispatch, ...]:
     found: list[Dispatch] = []
     for call in calls():
         found += lower(call, small_caps()).dispatches
+    found += tensor_cases.dispatches(small_caps())
     return tuple(found)
 
 

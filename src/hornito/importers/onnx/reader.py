@@ -119,6 +119,24 @@ def read_model(path: Path) -> Model:
     return model
 
 
+def read_graph(
+    path: Path, onnx: Any, proto: Any, known: Iterable[str]
+) -> tuple[list[OpNode], dict[str, Const]]:
+    """The sorted nodes and the initialisers of a parsed model, of whatever opset.
+
+    Args:
+        path: where external data lie beside, and the name in errors.
+        known: names of the graph's inputs.
+
+    Raises:
+        FormatError, UnsupportedError: as `read_model`.
+    """
+    parser = _Parser(path, onnx, proto, TensorReader(path, onnx))
+    constants = parser.initialisers(proto.graph)
+    nodes = parser.nodes(proto.graph.node, depth=0)
+    return sorted_nodes(path, nodes, {*known, *constants}), constants
+
+
 def _declared(value: Any) -> tuple[int | str, ...]:
     dims = value.type.tensor_type.shape.dim
     return tuple(d.dim_param or (d.dim_value if d.HasField("dim_value") else "?") for d in dims)

@@ -1,0 +1,58 @@
+"""Small tensor graphs that, together, launch every kernel of generic tensor ops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from hornito.importers.onnx_generic.builder import Builder, Ref
+from hornito.ops.base import Dispatch
+from hornito.tensor.graph import Attr, TensorGraph
+from hornito.tensor.kernels import TensorLowering
+from hornito.vk.caps import Caps
+
+
+def finished(b: Builder, **outputs: Ref) -> TensorGraph:
+    """The builder's graph with these outputs."""
+    for name, ref in outputs.items():
+        b.graph.outputs[name] = b.place(ref)
+    b.graph.drop_unused()
+    b.graph.check()
+    return b.graph
+
+
+def everything() -> TensorGraph:
+    """One node of every op."""
+    b = Builder()
+    x = b.input("x", "float32", (3, 4))
+    ids = b.input("ids", "int64", (3, 4))
+    tuples = b.input("tuples", "int64", (1, 2))
+    attrs: dict[str, Attr] = {"fn": "gather", "p": [3, 4, 12, 0]}
+    scan: dict[str, Attr] = {"fn": "sum", "length": 4, "inner": 1}
+    scatter: dict[str, Attr] = {
+        "fn": "add",
+        "tuples": 1,
+        "p": [1, 1, 2, 0],
+        "dims": [3, 4],
+        "strides": [4, 1],
+    }
+    values, places = b.pair("topk", [x], ("float32", "int64"), (3, 2), {"width": 4, "k": 2})
+    return finished(
+        b,
+        map=b.map("add", [x, b.reduce("sum", x, [1], True)]),
+        view=b.transpose(x, (1, 0)),
+        concat=b.concat([x, x], 0),
+        rows=b.rows("softmax", x, [1]),
+        matmul=b.matmul(x, x, flip_b=True),
+        gather=b.node("gather", [x, ids], "float32", (3, 4, 4), attrs),
+        scatter=b.node(
+            "scatter", [x, tuples, b.input("one", "float32", (1,))], "float32", (3, 4), scatter
+        ),
+        scan=b.node("scan", [x], "float32", (3, 4), scan),
+        values=values,
+        places=places,
+    )
+
+
+def dispatches(caps: Caps) -> Iterator[Dispatch]:
+    """What `everything` launches."""
+    yield from TensorLowering(everything(), caps).run().dispatches
