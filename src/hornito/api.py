@@ -168,6 +168,7 @@ class LLM:
                 slots=slots,
                 kv_bytes=kv_bytes,
                 rewind_budget=rewind_budget,
+                half_operands=precision == "normal",
             )
             options = fit_context(graph, device, options, requested=context is not None)
             self.engine = Engine(

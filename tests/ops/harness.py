@@ -35,7 +35,7 @@ from hornito.plan.hazards import Range, barriers
 from hornito.plan.plan import weight_sizes
 from hornito.quant.formats import weight_format
 from hornito.quant.storage import pack, unpack
-from hornito.vk.caps import Caps
+from hornito.vk.caps import Caps, CoopMat
 from hornito.vk.device import Device
 from hornito.vk.memory import Buffer
 from hornito.vk.record import Recorder
@@ -77,7 +77,8 @@ def device_class(caps: Caps, name: str) -> Caps:
     """The device as one of the classes that kernels are chosen by.
 
     `software` is a CPU driver with subgroups, `plain` one without, `gpu` hardware with the device's
-    own subgroups, `bare_gpu` hardware without, and `small_grid` hardware that allows few
+    own subgroups, `bare_gpu` hardware without, `matrix_gpu` hardware with subgroups of 32 and
+    cooperative matrices, and `small_grid` hardware that allows few
     workgroups.
     """
     none = {
@@ -91,6 +92,17 @@ def device_class(caps: Caps, name: str) -> Caps:
         return replace(caps, device_kind="discrete")
     if name == "small_grid":
         return replace(caps, device_kind="discrete", max_workgroup_count=(20, 65535, 65535))
+    if name == "matrix_gpu":
+        return replace(
+            caps,
+            device_kind="discrete",
+            subgroup_size=32,
+            subgroup_min=32,
+            subgroup_max=32,
+            has_full_subgroups=True,
+            has_float16=True,
+            coopmat=(CoopMat(16, 16, 16, "f16", "f16", "f32", "f32", False),),
+        )
     if name == "bare_gpu":
         return replace(caps, device_kind="discrete", **none)
     if name == "plain":
@@ -150,6 +162,7 @@ class Call:
         slots: sequences that have token counts.
         state: contents of the plan's other buffers, by name (`embedded`; those of `sample`).
         context: positions that the plan allows; the block table's by default.
+        half_operands: whether matrix products may round their operands.
         allow_nan: whether live results may hold NaN.
     """
 
@@ -167,6 +180,7 @@ class Call:
     next_ids: Sequence[int] = ()
     eos: Sequence[int] = ()
     slots: int = 1
+    half_operands: bool = False
     state: Mapping[str, Array] = field(default_factory=dict)
     context: int = 0
     device: str = "software"
@@ -279,6 +293,7 @@ def lower(call: Call, caps: Caps) -> Lowering:
         weight_bytes=weight_sizes(call.graph),
         tail=call.tail,
         slots=call.slots,
+        half_operands=call.half_operands,
     )
     for node in call.graph:
         registry.op(node.op).lower(node, low)

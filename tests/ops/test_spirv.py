@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from hornito.graph.graph import Graph
+from hornito.ops import linear
 from hornito.ops.base import Dispatch, Push, Tail
 from hornito.ops.kernels import kernel_names, load_spirv
 from hornito.vk import api
@@ -25,6 +26,12 @@ BASELINE = {"Shader", "PhysicalStorageBufferAddresses"}
 SUBGROUP = {
     "software": {"GroupNonUniform", "GroupNonUniformBallot"},
     "gpu": {"GroupNonUniform", "GroupNonUniformShuffle"},
+    "matrix_gpu": {
+        "GroupNonUniform",
+        "Float16",
+        "VulkanMemoryModel",
+        "CooperativeMatrixKHR",
+    },
 }
 SHARED_LIMIT = 16 * 1024
 
@@ -46,6 +53,11 @@ def small_caps() -> Caps:
     )
 
 
+def matrix_call(graph: Graph) -> Call:
+    """A call with enough rows for cooperative matrices, where they are allowed."""
+    return Call(graph=graph, rows=rows_of(range(64)), device="matrix_gpu", half_operands=True)
+
+
 def calls() -> Iterator[Call]:
     """Calls that, together, launch every kernel there is."""
     for dtype in ("fp32", "fp16"):
@@ -56,6 +68,10 @@ def calls() -> Iterator[Call]:
                 yield Call(graph=cases.gated_linear(24, 16, dtype), rows=records, device=device)
                 for graph in (cases.linear(24, 32, "int8"), cases.gated_linear(24, 32, "int8")):
                     yield Call(graph=graph, rows=records, device=device)
+        for graph in (cases.linear(24, 32, "int8"), cases.gated_linear(24, 32, "int8")):
+            yield matrix_call(graph)
+        yield matrix_call(cases.linear(24, 16, "fp16"))
+        yield matrix_call(cases.gated_linear(24, 16, "fp16"))
         yield Call(graph=cases.embedding(10, 8, dtype), rows=rows_of([0]))
         yield Call(graph=cases.position_embedding(64, 8, dtype), rows=rows_of([0]))
     yield Call(graph=cases.embedding(10, 32, "int8"), rows=rows_of([0]))
@@ -94,7 +110,19 @@ def dispatches() -> tuple[Dispatch, ...]:
     for call in calls():
         found += lower(call, small_caps()).dispatches
     found += tensor_cases.dispatches(small_caps())
-    return tuple(found)
+    return (*found, *large_tiles())
+
+
+def large_tiles() -> list[Dispatch]:
+    """What linears launch whose grid is large, without a large matrix."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "LARGE_TILE_GROUPS", 1)
+        found: list[Dispatch] = []
+        for dtype in ("fp32", "fp16", "int8"):
+            for graph in (cases.linear(24, 32, dtype), cases.gated_linear(24, 32, dtype)):
+                call = Call(graph=graph, rows=rows_of(range(64)), device="gpu")
+                found += lower(call, small_caps()).dispatches
+    return found
 
 
 def by_kernel(name: str) -> list[Dispatch]:
@@ -125,7 +153,8 @@ def check_kernel(name: str) -> None:
     x, y, z = module.local_size
     assert x in (8, 64, 128) and (y, z) == (1, 1), name
     assert module.shared_bytes <= SHARED_LIMIT, f"{name}: {module.shared_bytes} bytes shared"
-    assert module.float_widths <= {32}, f"{name}: floats of {module.float_widths} bits"
+    halves = {16} if "CooperativeMatrixKHR" in module.capabilities else set()
+    assert module.float_widths <= {32} | halves, f"{name}: floats of {module.float_widths} bits"
     assert not module.spec_sized_arrays, f"{name}: an array is sized by a specialisation"
 
 

@@ -128,7 +128,7 @@ def test_a_plan_needs_no_device(record: dict[str, Any], kv_half: bool) -> None:
     vectors = 5 * 2048 + 32
     assert memory.weights == 2 * matrices + 4 * vectors + (-4 * 32 % 256)
     block = 2 * 2 * 8 * 64 * 64 * (2 if kv_half else 4)
-    assert memory.kv % block == 0 and 4 * 64 * block <= memory.kv <= 4 * 65 * block
+    assert memory.kv % block == 0 and 4 * 64 * block <= memory.kv <= 4 * 66 * block
 
 
 def test_kv_comes_in_chunks_of_the_largest_allocation() -> None:

@@ -173,6 +173,7 @@ class Lowering:
         table_stride: entries from one slot's table to the next slot's.
         context: positions that a slot can hold; some models choose their RoPE by it.
         slots: sequences that have token counts.
+        half_operands: whether matrix products may round their operands to fp16.
         tail: what the head is reduced to.
     """
 
@@ -191,6 +192,7 @@ class Lowering:
         table_stride: int | None = None,
         context: int | None = None,
         slots: int = 1,
+        half_operands: bool = False,
         prefix: str = "",
     ) -> None:
         self.graph = graph
@@ -204,6 +206,7 @@ class Lowering:
         self.table_stride = table_blocks if table_stride is None else table_stride
         self.context = table_blocks * BLOCK_POSITIONS if context is None else context
         self.slots = slots
+        self.half_operands = half_operands
         self._weight_bytes = weight_bytes
         self._prefix = prefix
         self.dispatches: list[Dispatch] = []
@@ -217,6 +220,21 @@ class Lowering:
     def row_records(self) -> Operand:
         """The row records of the call, `ROW_BYTES` each."""
         return Operand("rows", 0, self.rows * ROW_BYTES)
+
+    @property
+    def half_products(self) -> bool:
+        """Whether matrix products may, and can, be 16 x 16 x 16 cooperative matrices of fp16."""
+        wanted = (16, 16, 16, "f16", "f16", "f32", "f32")
+        return (
+            self.half_operands
+            and self.caps.subgroup_size == 32
+            and self.caps.has_full_subgroups
+            and self.caps.has_float16
+            and any(
+                (c.m, c.n, c.k, c.a_type, c.b_type, c.c_type, c.result_type) == wanted
+                for c in self.caps.coopmat
+            )
+        )
 
     def embedded(self, width: int) -> Operand:
         """Rows that the host gave as embeddings instead of ids, `[T, width]` fp32."""

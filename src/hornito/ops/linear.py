@@ -31,6 +31,9 @@ NO_ACTIVATION = 15
 GEMV_ROWS = 4
 """Up to this many rows a GPU takes the kernel that streams weights once per group of rows."""
 
+LARGE_TILE_GROUPS = 2048
+"""From this many workgroups on, GEMM takes tiles of 64 rows instead of 16."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinearArgs:
@@ -154,6 +157,7 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
             **extra,
             **format_constants(stored),
         },
+        full_subgroups=kernel == "linear/coopmat.",
     )
 
 
@@ -173,7 +177,12 @@ def _choose(low: Lowering, args: LinearArgs) -> tuple[str, dict[int, int], tuple
         lanes = _gemv_lanes(args.n, args.k, low.caps.max_workgroup_count[0])
         groups = (ceil_div(args.n, 128 // lanes), 1, 1)
         return "linear/gemv.", {3: _power_of_two(args.rows), 4: wide, 5: lanes}, groups
-    tile = 16 if args.rows <= 16 else 64
+    if wide and args.rows > 16 and args.dtype != "fp32" and low.half_products:
+        outputs = 32 if args.gated else 64
+        return "linear/coopmat.", {}, (ceil_div(args.n, outputs), ceil_div(args.rows, 32), 1)
+    # Large tiles only where small ones would be more than fill the device.
+    large = ceil_div(args.n, 64) * ceil_div(args.rows, 64) >= LARGE_TILE_GROUPS
+    tile = 64 if large else 16
     groups = (ceil_div(args.n, 64), ceil_div(args.rows, tile), 1)
     return f"linear/gemm.m{tile}_", {3: wide}, groups
 

@@ -130,6 +130,7 @@ class PlanOptions:
         barrier_everywhere: a barrier before every dispatch (tests).
         eos_count: how many ids end an answer.
         rewind_budget: positions that sliding layers keep beyond their window.
+        half_operands: matrix products may round their operands to fp16 (precision `normal`).
         kv_bytes: size of the KV pools; None lets every slot fill its context.
     """
 
@@ -142,6 +143,7 @@ class PlanOptions:
     eos_count: int = 0
     rewind_budget: int = 64
     kv_bytes: int | None = None
+    half_operands: bool = False
     chunk_rows: tuple[int, ...] = CHUNK_ROWS
 
 
@@ -272,6 +274,7 @@ class _Planner:
             table_blocks=self.table_blocks,
             table_stride=self.table_blocks * len(self.kinds),
             context=self.options.context,
+            half_operands=self.options.half_operands,
             weight_bytes=self.weight_bytes,
             tail=tail,
             slots=self.options.slots,
