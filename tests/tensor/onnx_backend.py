@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from onnx.backend.base import Backend, BackendRep
 
-from hornito.errors import HornitoError
-from hornito.importers.onnx_generic import Binding, NeedsValue, Parsed, import_generic, parse
+from hornito.importers.onnx_generic import Parsed, bind_to, parse
 from hornito.tensor.model import TensorModel
 from hornito.vk.device import Device
 
@@ -31,14 +30,7 @@ class PreparedModel(BackendRep):  # type: ignore[misc]
         arrays = {
             name: np.asarray(array) for name, array in zip(self.parsed.inputs, inputs, strict=True)
         }
-        values: dict[str, Any] = {}
-        while True:
-            shapes = {n: a.shape for n, a in arrays.items() if n not in values}
-            try:
-                model = import_generic(self.parsed, Binding(shapes=shapes, values=values))
-                break
-            except NeedsValue as error:
-                values.update((name, arrays[name]) for name in error.inputs)
+        model = bind_to(self.parsed, arrays)
         self.nodes = len(model.graph.nodes)
         given = {n: a for n, a in arrays.items() if n in model.graph.inputs}
         with TensorModel(self.device, model.graph, guard=256) as loaded:
@@ -62,6 +54,3 @@ class HornitoBackend(Backend):  # type: ignore[misc]
     def supports_device(cls, device: str) -> bool:
         """Whatever the tests call it, it is the Vulkan device."""
         return device == "CPU"
-
-
-__all__ = ["HornitoBackend", "HornitoError", "PreparedModel"]

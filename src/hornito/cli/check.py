@@ -9,6 +9,7 @@ from typing import Any
 
 from hornito.cli.options import add_json
 from hornito.cli.output import print_json
+from hornito.cli.tensors import add_binding, binding_of, parsed_source
 from hornito.errors import FormatError, PackageError, UnsupportedError, UsageError
 from hornito.support import SUPPORTED, missing, support_report, unsupported_report
 
@@ -20,12 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="model (ONNX or GGUF file, directory), package (.vxm), or support report (.json)",
     )
+    add_binding(parser)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the verdict and every node at fault; returns 0 when supported, 2 when not."""
-    report = _report(Path(arguments.file))
+    report = _report(Path(arguments.file), arguments)
     faults = missing(report)
     supported = report["verdict"] == SUPPORTED and not faults
     if arguments.json:
@@ -60,7 +62,7 @@ def _print(
         print(f"  {report.get('message', 'no reason is given')}")
 
 
-def _report(path: Path) -> dict[str, Any]:
+def _report(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """The support report of a source or package, or the one that the file is."""
     if not path.exists():
         raise UsageError(f"{path}: no such file or directory")
@@ -69,7 +71,7 @@ def _report(path: Path) -> dict[str, Any]:
             return _load(path)
         if _is_package(path):
             return _of_package(path)
-    return _of_source(path)
+    return _of_source(path, arguments)
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -104,9 +106,13 @@ def _is_package(path: Path) -> bool:
 def _of_package(path: Path) -> dict[str, Any]:
     from hornito.graph.graph import Graph
     from hornito.package import open_package
+    from hornito.tensor.package import is_tensor_package, read_tensor_graph
 
     with open_package(path) as package:
         stored = package.manifest.support
+        if is_tensor_package(package):
+            read_tensor_graph(package)
+            return stored
         # The ops are looked up again: this Hornito may not be the one that compiled it.
         try:
             graph = Graph.from_json(package.manifest.graph)
@@ -117,10 +123,16 @@ def _of_package(path: Path) -> dict[str, Any]:
         return support_report(graph, [], before=len(graph.nodes), passes={})
 
 
-def _of_source(path: Path) -> dict[str, Any]:
+def _of_source(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     from hornito.compiler import source_support
 
     try:
+        parsed = parsed_source(path)
+        if parsed is not None:
+            from hornito.importers.onnx_generic import import_generic
+            from hornito.tensor.package import support
+
+            return support(import_generic(parsed, binding_of(arguments)))
         return source_support(path)
     except UnsupportedError as error:
         return unsupported_report(error)

@@ -9,6 +9,9 @@ from pathlib import Path
 
 from hornito.cli.options import WEIGHTS, add_json, add_option, one_of
 from hornito.cli.output import megabytes, print_json
+from hornito.cli.tensors import add_binding
+from hornito.cli.tensors import compile_source as compile_tensors
+from hornito.errors import UsageError
 from hornito.progress import TerminalProgress
 
 
@@ -17,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "source",
         metavar="SRC",
-        help="GGUF file, Hugging Face directory, ONNX decoder, a pulled ORG/REPO, or a package",
+        help="GGUF file, Hugging Face directory, ONNX model, a pulled ORG/REPO, or a package",
     )
-    parser.add_argument("out", metavar="OUT.vxm", help="package to write")
+    parser.add_argument("out", metavar="OUT.vxm", nargs="?", help="package to write")
     add_option(
         parser,
         "--weights",
@@ -33,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also write the report as JSON to FILE: what runs every node",
     )
+    add_binding(parser)
+    parser.add_argument(
+        "--list-dims",
+        action="store_true",
+        help="print the named dims of an ONNX model that is no decoder, and stop",
+    )
     add_json(parser)
 
 
@@ -41,6 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     from hornito.cache import is_repository, resolve_model
     from hornito.compiler import compile_source
 
+    code = compile_tensors(arguments)
+    if code is not None:
+        return code
+    if arguments.out is None:
+        raise UsageError("OUT.vxm is missing: the package to write")
     source = arguments.source
     if is_repository(source):  # a path of that form comes first
         source = str(resolve_model(source))

@@ -24,6 +24,8 @@ from hornito.cli.options import (
     token_ids,
 )
 from hornito.cli.output import print_json, rate
+from hornito.cli.tensors import add_tensors
+from hornito.cli.tensors import run as run_tensors
 from hornito.errors import HornitoError, UsageError
 from hornito.progress import TerminalProgress
 
@@ -73,11 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the prompt as the model gets it, and its token count, on stderr",
     )
+    add_tensors(parser)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Loads the model, streams the answer, prints statistics when asked."""
+    if arguments.input or arguments.output:
+        return run_tensors(arguments)
     prompt = _prompt(arguments)
     if prompt is None:
         return _chat(arguments)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from hornito.errors import FormatError
+from hornito.errors import FormatError, UnsupportedError
 from hornito.graph.shapes import Shape, dim_from_json, dim_to_json
 
 if TYPE_CHECKING:
@@ -234,10 +234,16 @@ class Graph:
 
         Raises:
             FormatError: the JSON is no graph, or a rule does not hold.
-            UnsupportedError: a weight has a storage type that is unknown.
+            UnsupportedError: a weight has a storage type that is unknown, or it is a graph of
+                tensor ops.
         """
         from hornito.quant.formats import weight_format
 
+        if isinstance(data, dict) and data.get("kind") == "tensor":
+            raise UnsupportedError(
+                "the package holds a model of tensors, not of text: run it with "
+                "`hornito run PACKAGE --input NAME=FILE.npy --output DIR`"
+            )
         graph = cls()
         try:
             for name, value in data["inputs"].items():

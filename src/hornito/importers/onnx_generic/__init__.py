@@ -25,7 +25,16 @@ from hornito.tensor.graph import Array, TensorGraph
 
 OPSETS = range(13, 29)
 
-__all__ = ["Binding", "GenericModel", "NeedsValue", "import_generic", "parse", "symbolic_dims"]
+__all__ = [
+    "Binding",
+    "GenericModel",
+    "NeedsValue",
+    "Parsed",
+    "bind_to",
+    "import_generic",
+    "parse",
+    "symbolic_dims",
+]
 
 Dims = tuple[int | str, ...]
 
@@ -165,6 +174,27 @@ def import_generic(parsed: Parsed, binding: Binding) -> GenericModel:
     b.graph.drop_unused()
     b.graph.check()
     return GenericModel(b.graph, _covered(parsed, b.graph), parsed.opset)
+
+
+def bind_to(parsed: Parsed, arrays: Mapping[str, Array]) -> GenericModel:
+    """The model for inputs of these shapes; inputs that shapes depend on become constants.
+
+    Raises:
+        UsageError, UnsupportedError: as `import_generic`; also a missing or unknown input.
+    """
+    names = set(parsed.inputs)
+    if names != set(arrays):
+        raise UsageError(
+            f"{parsed.path} takes the inputs {', '.join(sorted(names))}; given were "
+            f"{', '.join(sorted(arrays)) or 'none'}"
+        )
+    values: dict[str, Array] = {}
+    while True:
+        shapes = {n: tuple(a.shape) for n, a in arrays.items() if n not in values}
+        try:
+            return import_generic(parsed, Binding(shapes=shapes, values=values))
+        except NeedsValue as error:
+            values.update((name, arrays[name]) for name in error.inputs)
 
 
 class _Skipped(UnsupportedError):
