@@ -109,7 +109,7 @@ def test_compile(
     assert main(["compile", "m.gguf", "o.vxm", "--json"]) == 0
     del fields["support"]  # long: in the report's file only
     assert json.loads(capsys.readouterr().out) == fields
-    assert calls == [("m.gguf", "o.vxm", "fp16"), ("m.gguf", "o.vxm", "fp32")]
+    assert calls == [("m.gguf", "o.vxm", None), ("m.gguf", "o.vxm", "fp32")]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 
 from hornito.errors import FormatError, UnsupportedError
+from hornito.graph.graph import INT, Graph, Weight
+from hornito.graph.shapes import T
+from hornito.graph.storage import assign_formats, format_counts
 from hornito.graph.weights import (
     ArrayData,
     ByteArray,
@@ -187,3 +190,25 @@ def test_planes_of_a_known_block() -> None:
     body, scales = from_blocks(weight_format("int4m"), block)
     assert body[0, :3].tolist() == [0x10, 0x32, 0x54] and body[0, 8:10].tolist() == [0xEF, 0xCD]
     assert scales.shape == (1, 4)
+
+
+def test_blocks_that_no_kernel_reads_become_fp16() -> None:
+    """`keep` says so; learned positions are never cut into blocks."""
+    graph = Graph()
+    graph.add_input("ids", INT, (T,))
+    graph.add_input("positions", INT, (T,))
+    for name, kind in (("table", "Q8_0"), ("learned", "Q8_0"), ("w", "Q3_K"), ("v", "Q6_K")):
+        data = Blocks(kind, 256, 256)
+        graph.add_weight(name, Weight(data.shape, "fp32", data, matrix=True))
+    x = graph.add("embedding", "x", ["ids", "table"])
+    y = graph.add("position_embedding", "y", [x, "positions", "learned"])
+    z = graph.add("linear", "z", [y, "w", "", ""])
+    graph.add("linear", "out", [z, "v", "", ""])
+    warnings = assign_formats(graph, "keep")
+    chosen = {name: weight.dtype for name, weight in graph.weights.items()}
+    assert chosen == {"table": "int8", "learned": "fp16", "w": "fp16", "v": "q6k"}
+    assert warnings == ["stored as fp16 instead of Q3_K, 1 in all: w"]
+    assert format_counts(graph)["q6k"] == {"matrices": 1, "bytes": 53760, "bits": 6.5625}
+    assert assign_formats(graph, "int4") == []
+    chosen = {name: weight.dtype for name, weight in graph.weights.items()}
+    assert chosen == {"table": "int8g64", "learned": "fp16", "w": "int4", "v": "int4"}

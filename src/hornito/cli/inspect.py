@@ -82,12 +82,31 @@ def _print(package: Package) -> None:
         *((f"source.{name}", _text(value)) for name, value in manifest.source.items()),
         *((name, _text(value)) for name, value in manifest.facts.items()),
         *((f"generation.{name}", _text(value)) for name, value in manifest.generation.items()),
-        *((f"quant.{name}", _text(value)) for name, value in manifest.quant.items()),
+        *_quant(manifest.quant),
         ("weights", f"{len(package.tensors)} tensors ({kinds}), {megabytes(weight_bytes)}"),
         ("files", blobs),
         ("operations", f"{sum(operations.values())} nodes: {ops}" if ops else ""),
     ]
     print_fields(fields)
+
+
+def _quant(quant: dict[str, Any]) -> list[tuple[str, object]]:
+    """How matrices are stored: one line a storage type, with its bits a weight."""
+    rows: list[tuple[str, object]] = [
+        (f"quant.{name}", _text(value)) for name, value in quant.items() if name != "formats"
+    ]
+    formats = quant.get("formats")
+    for name, entry in formats.items() if isinstance(formats, dict) else ():
+        known = entry if isinstance(entry, dict) else {}
+        size = known.get("bytes")
+        rows.append(
+            (
+                f"quant.formats.{name}",
+                f"{known.get('matrices')} matrices, {known.get('bits')} bits a weight"
+                + (f", {megabytes(size)}" if isinstance(size, int) else ""),
+            )
+        )
+    return rows
 
 
 def _text(value: object) -> str:

@@ -43,7 +43,7 @@ def assign_formats(graph: Graph, weights: str) -> list[str]:
     check_choice(weights)
     positions = {n.inputs[2] for n in graph if n.op == "position_embedding"}
     tables = {n.inputs[1] for n in graph if n.op in ("embedding", "head")}
-    widened: dict[str, list[str]] = {}
+    widened: dict[tuple[str, str], list[str]] = {}
     for name, weight in graph.weights.items():
         if not weight.matrix:
             continue
@@ -54,13 +54,13 @@ def assign_formats(graph: Graph, weights: str) -> list[str]:
             chosen = _fitting(wanted, weight)
             if chosen != wanted.name or (weights == KEEP and _lost(weight, chosen)):
                 kind = stored_as(weight.data) if weights == KEEP and weight.data else wanted.name
-                widened.setdefault(f"{kind} as {chosen}", []).append(name)
+                widened.setdefault((kind, chosen), []).append(name)
         graph.weights[name] = replace(weight, dtype=chosen)
     return [
-        f"{len(names)} matrices are stored as {what.split()[2]} instead of {what.split()[0]}: "
+        f"stored as {chosen} instead of {kind}, {len(names)} in all: "
         + ", ".join(names[:4])
         + (", ..." if len(names) > 4 else "")
-        for what, names in widened.items()
+        for (kind, chosen), names in widened.items()
     ]
 
 
