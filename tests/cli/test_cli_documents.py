@@ -55,7 +55,8 @@ def desk(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict
     pytest.importorskip("huggingface_hub")
     folder = tmp_path_factory.mktemp("desk")
     write_text_model(folder / "model.gguf")
-    (folder / "prompt.txt").write_text("hello\n")
+    for name in ("prompt", "system", "story"):
+        (folder / f"{name}.txt").write_text("hello\n")
     bin_folder = tmp_path_factory.mktemp("bin")
     script = bin_folder / "hornito"
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m hornito "$@"\n')
@@ -72,7 +73,7 @@ def desk(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict
     return folder, environment
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/sessions.md"])
 def test_commands(document: str, desk: tuple[Path, dict[str, str]]) -> None:
     """In order, as a newcomer would type them."""
     folder, environment = desk
@@ -93,10 +94,12 @@ def test_commands(document: str, desk: tuple[Path, dict[str, str]]) -> None:
         )
         assert done.returncode == 0, (line, done.stderr)
         assert "Traceback" not in done.stderr
-    assert {"doctor", "pull", "chat"} <= verbs
+    assert (
+        {"doctor", "pull", "chat"} if document in DOCUMENTS else {"cache", "run", "chat"}
+    ) <= verbs
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/api.md"])
+@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/api.md", "docs/sessions.md"])
 def test_scripts(document: str, desk: tuple[Path, dict[str, str]]) -> None:
     folder, environment = desk
     if not (folder / "model.vxm").exists():
