@@ -13,7 +13,8 @@ import pytest
 
 from tree import ROOT
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+#: `embeddings` runs a model of tensors: tests/tensor/test_example.py.
+EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem != "embeddings")
 
 #: What each prints about the tiny model, whose text is random.
 LINES = {

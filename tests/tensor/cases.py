@@ -25,6 +25,7 @@ def everything() -> TensorGraph:
     b = Builder()
     x = b.input("x", "float32", (3, 4))
     ids = b.input("ids", "int64", (3, 4))
+    wide = b.input("wide", "float32", (64, 64))
     tuples = b.input("tuples", "int64", (1, 2))
     attrs: dict[str, Attr] = {"fn": "gather", "p": [3, 4, 12, 0]}
     scan: dict[str, Attr] = {"fn": "sum", "length": 4, "inner": 1}
@@ -43,6 +44,7 @@ def everything() -> TensorGraph:
         concat=b.concat([x, x], 0),
         rows=b.rows("softmax", x, [1]),
         matmul=b.matmul(x, x, flip_b=True),
+        large=b.matmul(wide, wide),
         gather=b.node("gather", [x, ids], "float32", (3, 4, 4), attrs),
         scatter=b.node(
             "scatter", [x, tuples, b.input("one", "float32", (1,))], "float32", (3, 4), scatter

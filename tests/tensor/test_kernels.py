@@ -71,8 +71,8 @@ def changed(op: str, **attrs: Any) -> TensorGraph:
 
 
 def test_every_op_lowers() -> None:
-    assert {d.kernel.split("/")[1] for d in lowered(everything()).dispatches} == {
-        f"{path.stem}.default" for path in (KERNELS / "tensor").glob("*.comp")
+    assert {d.kernel.split(".")[0] for d in lowered(everything()).dispatches} == {
+        f"tensor/{path.stem}" for path in (KERNELS / "tensor").glob("*.comp")
     }
 
 

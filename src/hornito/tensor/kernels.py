@@ -34,7 +34,7 @@ PUSH = Push(
 TABLES, STATUS = "tables", "status"
 MISSING = 0xFFFFFFFF
 THREADS = 64
-TILE = 32
+TILES = (32, 64)
 
 _UNARY = (
     "identity cast abs neg ceil floor round sqrt reciprocal exp log sin cos tan asin acos atan "
@@ -137,6 +137,7 @@ class TensorLowering:
         x: float = 0.0,
         y: float = 0.0,
         second: str = "",
+        variant: str = "default",
     ) -> None:
         """Append a dispatch; `second` is another result, in the place of b."""
         reads = [self.operand(name) for name in inputs]
@@ -156,7 +157,7 @@ class TensorLowering:
         )
         self.dispatches.append(
             Dispatch(
-                f"tensor/{kernel}.default",
+                f"tensor/{kernel}.{variant}",
                 PUSH,
                 args,
                 groups,
@@ -354,6 +355,7 @@ def _matmul(low: TensorLowering, node: TensorNode) -> None:
         _need(node, end < low.value(name).size, f"{name} is too small")
     starts = np.stack([a_starts, b_starts], axis=1).reshape(-1)
     table = low.table(np.concatenate([[*sizes, *strides], starts]))
+    tile = max(TILES) if min(m, n) >= max(TILES) else min(TILES)
     spec = (
         low.value(node.inputs[0]).kind,
         int(len(node.inputs) > 2),
@@ -365,11 +367,12 @@ def _matmul(low: TensorLowering, node: TensorNode) -> None:
         node.inputs,
         node.outputs[0],
         count=result.size,
-        groups=(ceil_div(n, TILE), ceil_div(m, TILE), len(a_starts)),
+        groups=(ceil_div(n, tile), ceil_div(m, tile), len(a_starts)),
         table=table,
         spec=spec,
         x=node.real("alpha", 1.0),
         y=node.real("beta", 1.0),
+        variant=f"t{tile}",
     )
 
 
