@@ -10,7 +10,15 @@ from hornito.errors import UnsupportedError
 from hornito.importers.onnx.reader import OpNode
 from hornito.importers.onnx_generic.builder import Handler, Ref
 
-MODULES = ("elementwise", "movement", "reductions", "indexing", "linear", "einsum")
+MODULES = (
+    "elementwise",
+    "movement",
+    "reductions",
+    "indexing",
+    "linear",
+    "einsum",
+    "quantised",
+)
 
 _HANDLERS: dict[str, Handler] = {}
 
