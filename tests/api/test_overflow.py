@@ -90,21 +90,24 @@ def test_e7_truncate_equals_a_fresh_run(small: LLM) -> None:
     assert half.token_ids == small.generate(IDS[-32:], max_tokens=5, ignore_eos=True).token_ids
 
 
-def test_e7_draws_and_penalties_start_again(small: LLM) -> None:
+@pytest.mark.parametrize("count", [60, 20])
+def test_e7_draws_and_penalties_start_again(small: LLM, count: int) -> None:
     """E7: what is kept is the prompt of the fresh run, for the penalties and for the draws."""
     sampling: dict[str, Any] = {
         "temperature": 0.8,
-        "seed": 3,
-        "frequency_penalty": 0.7,
+        "frequency_penalty": 1.5,
         "repetition_penalty": 1.2,
         "ignore_eos": True,
     }
-    out = small.generate(IDS[:60], max_tokens=25, overflow=CUT, **sampling)
-    first = small.generate(IDS[:60], max_tokens=5, **sampling)
-    assert out.token_ids[:5] == first.token_ids
-    held = [*IDS[:60], *first.token_ids]
-    rest = small.generate(held[:10] + held[-30:], max_tokens=20, **sampling)
-    assert out.token_ids[5:] == rest.token_ids
+    before = 65 - count
+    for seed in range(6):
+        sampling["seed"] = seed
+        out = small.generate(IDS[:count], max_tokens=before + 20, overflow=CUT, **sampling)
+        first = small.generate(IDS[:count], max_tokens=before, **sampling)
+        assert out.token_ids[:before] == first.token_ids
+        held = [*IDS[:count], *first.token_ids]
+        rest = small.generate(held[:10] + held[-30:], max_tokens=20, **sampling)
+        assert out.token_ids[before:] == rest.token_ids
 
 
 def test_policies_that_leave_no_room(small: LLM) -> None:
