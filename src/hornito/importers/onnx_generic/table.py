@@ -18,6 +18,7 @@ MODULES = (
     "linear",
     "einsum",
     "quantised",
+    "attention",
 )
 
 _HANDLERS: dict[str, Handler] = {}
