@@ -1,4 +1,4 @@
-"""ONNX Attention of opset 23 and later, as products, masks and a softmax."""
+"""ONNX Attention and RotaryEmbedding of opset 23 and later, as products, masks and a softmax."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hornito.importers.onnx_generic.table import (
     of_type,
     optional,
 )
-from hornito.tensor.graph import FLOATS
+from hornito.tensor.graph import FLOATS, SIGNED, Attr
 
 
 @handles("Attention")
@@ -120,3 +120,41 @@ def _masks(
         last = b.map("add", [place, known(np.asarray(right, np.int64))])
         add(b.map("less_equal", [at_column, last], "bool"))
     return found
+
+
+@handles("RotaryEmbedding")
+def _rotary(b: Builder, node: OpNode, x: list[Ref | None]) -> list[Ref]:
+    a, cosines, sines = inputs(x, 3)
+    positions = optional(x, 3)
+    packed = of_type(a, FLOATS).rank == 3
+    turned = _split(b, a, integer(node, "num_heads", 0)) if packed else a
+    batch, _, rows, width = turned.shape
+    rotated = integer(node, "rotary_embedding_dim", 0) or width
+    half = rotated // 2
+    if positions is not None:
+        cosines, sines = (_looked_up(b, table, positions) for table in (cosines, sines))
+    cosines, sines = (b.reshape(t, (t.shape[0], 1, rows, half)) for t in (cosines, sines))
+    if integer(node, "interleaved", 0):
+        at = [list(range(0, rotated, 2)), list(range(1, rotated, 2))]
+    else:
+        at = [list(range(half)), list(range(half, rotated))]
+    first, second = (b.take(turned, {3: chosen}) for chosen in at)
+    real = b.map("sub", [b.map("mul", [cosines, first]), b.map("mul", [sines, second])])
+    imaginary = b.map("add", [b.map("mul", [sines, first]), b.map("mul", [cosines, second])])
+    rest = b.take(turned, {3: list(range(rotated, width))})
+    back = {source: i for i, source in enumerate([*at[0], *at[1], *range(rotated, width)])}
+    whole = b.concat([real, imaginary, rest], 3)
+    whole = b.take(whole, {3: [back[i] for i in range(width)]})
+    if not packed:
+        return [whole]
+    return [b.reshape(b.transpose(whole, (0, 2, 1, 3)), (batch, rows, a.shape[2]))]
+
+
+def _looked_up(b: Builder, table: Ref, positions: Ref) -> Ref:
+    """Rows of a table `[positions, half]` by index."""
+    attrs: dict[str, Attr] = {
+        "fn": "gather",
+        "p": [table.shape[0], table.shape[1], positions.size, 0],
+    }
+    shape = (*positions.shape, table.shape[1])
+    return b.node("gather", [table, of_type(positions, SIGNED)], table.dtype, shape, attrs)
