@@ -27,7 +27,7 @@ from hornito.runtime.session import Session
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 from hornito.runtime.snapshot_file import load_snapshot
 from hornito.scoring import Score, score
-from hornito.streaming import stream_answer
+from hornito.streaming import stream_answer, telling
 from hornito.vk.device import Device, open_device
 
 if TYPE_CHECKING:
@@ -139,6 +139,7 @@ class LLM:
         engine: plans, memory and slots.
         context: positions per session.
         steps_per_submission: decode steps that the device runs without the host.
+        prompt_progress: told about the tokens of prompts that are evaluated; None by default.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class LLM:
         self._package = package
         self._device = device
         self.precision = precision
+        self.prompt_progress: Progress | None = None
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
         facts = package.manifest.facts
@@ -186,6 +188,10 @@ class LLM:
             raise
         self.context = options.context
         self.steps_per_submission = _STEPS.get(device.info.kind, _STEPS_DISCRETE)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.engine.closed else self._device.info.name
+        return f"<LLM {self._package.path.name}, context {self.context}, {state}>"
 
     def __enter__(self) -> LLM:
         return self
@@ -332,7 +338,8 @@ class LLM:
         ids = self._prompt_ids(prompt)
         with Session(self.engine) as session:
             reused = start_from_prefix(session, ids)
-            session.prefill(ids[reused:])
+            with telling(self.prompt_progress, len(ids) - reused) as tell:
+                session.prefill(ids[reused:], evaluated=tell)
             return session.snapshot()
 
     def prefill_chat(self, messages: Sequence[Mapping[str, Any]]) -> Snapshot:
@@ -523,6 +530,7 @@ class LLM:
             steps=self.steps_per_submission,
             overflow=request.overflow,
             reused=reused,
+            progress=self.prompt_progress,
         )
 
     def release_prefill(self) -> int:
@@ -531,8 +539,6 @@ class LLM:
         Later prompts are evaluated one token at a time.
         """
         return self.engine.release_prefill()
-
-    # -- reports ----------------------------------------------------------------------------
 
     @property
     def device_line(self) -> str:

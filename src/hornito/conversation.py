@@ -16,6 +16,7 @@ from hornito.runtime.overflow import REFUSE, Overflow
 from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.results import Chunk, Timings
 from hornito.runtime.sampler import SamplingKeywords
+from hornito.streaming import telling
 
 if TYPE_CHECKING:
     from hornito.api import LLM
@@ -243,14 +244,16 @@ class Conversation:
         session = self._session
         buckets = self.llm.engine.plan.buckets
         most = max((rows for kind, rows in buckets if kind == "chunk"), default=1)
-        while not self._interrupted.is_set():
-            # The same cuts that one call would make, so that the bits are the same.
-            size = most - session.position % most
-            if len(ids) <= size:
-                break
-            session.prefill(ids[:size])
-            turn.evaluated += size
-            ids = ids[size:]
+        many = len(ids) > most - session.position % most
+        with telling(self.llm.prompt_progress if many else None, len(ids)) as tell:
+            while not self._interrupted.is_set():
+                # The same cuts that one call would make, so that the bits are the same.
+                size = most - session.position % most
+                if len(ids) <= size:
+                    break
+                session.prefill(ids[:size], evaluated=tell)
+                turn.evaluated += size
+                ids = ids[size:]
         return ids
 
     def _record(self, turn: _Turn) -> None:

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import rich.progress
 
 
+_COUNTED = 10_000_000  # larger totals are bytes, of which the share says more
+
+
 class Progress(Protocol):
     """One piece of work after another: start, advance as often as wanted, finish."""
 
@@ -42,7 +45,11 @@ class NullProgress:
 
 
 class TerminalProgress:
-    """A bar on a terminal; on any other stream one line for each work that took over a second."""
+    """A bar on a terminal; elsewhere lines for work that takes over a second.
+
+    Elsewhere there is a line with the units done (`prompt 256/1200`) after a second and then every
+    five, as the work advances, and one with the time at the end.
+    """
 
     def __init__(self, stream: TextIO | None = None, *, slow_seconds: float = 1.0) -> None:
         self._stream = stream if stream is not None else sys.stderr
@@ -51,6 +58,7 @@ class TerminalProgress:
         self._done = 0
         self._total = 0
         self._started = 0.0
+        self._next_line = 0.0
         self._active = False
         self._bar: rich.progress.Progress | None = None
         self._task: rich.progress.TaskID | None = None
@@ -71,21 +79,24 @@ class TerminalProgress:
         self.finish()
         self._label, self._total, self._done = label, total, 0
         self._started = time.monotonic()
+        self._next_line = self._started + self._slow_seconds
         self._active = True
         if self._stream.isatty():
             self._open_bar()
 
     def _open_bar(self) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+        from rich.progress import TaskProgressColumn as Percent
         from rich.progress import TimeElapsedColumn as Elapsed
 
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            TaskProgressColumn(),
+            MofNCompleteColumn() if self._total < _COUNTED else Percent(),
             Elapsed(),
             console=Console(file=self._stream),
+            transient=True,
         )
         self._bar.start()
         self._task = self._bar.add_task(self._label, total=self._total)
@@ -95,6 +106,15 @@ class TerminalProgress:
         self._done += n
         if self._bar is not None and self._task is not None:
             self._bar.advance(self._task, n)
+            return
+        now = time.monotonic()
+        if self._active and self._next_line <= now and self._done < self._total:
+            self._next_line = now + 5 * self._slow_seconds
+            if self._total < _COUNTED:
+                done = f"{self._done}/{self._total}"
+            else:
+                done = f"{self._done / self._total:.0%}"
+            print(f"{self._label} {done}", file=self._stream, flush=True)
 
     def finish(self) -> None:
         """Closes the bar, or prints the line of a slow piece of work."""

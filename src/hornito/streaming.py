@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from hornito.runtime.results import Chunk, Timings
 
 if TYPE_CHECKING:
     from hornito.answer import Answer
+    from hornito.progress import Progress
     from hornito.runtime.sampler import Sampler
     from hornito.runtime.session import Session
 
@@ -28,6 +30,7 @@ def stream_answer(
     steps: int,
     overflow: Overflow,
     reused: int = 0,
+    progress: Progress | None = None,
 ) -> Iterator[Chunk]:
     """Evaluate `ids` behind what the session holds and give the pieces of the answer.
 
@@ -37,6 +40,7 @@ def stream_answer(
         max_tokens, ignore_eos, overflow: as for `LLM.stream`.
         steps: decode steps of one submission.
         reused: tokens of the prompt that the session held already, for the timings.
+        progress: told about the tokens that are evaluated.
 
     Raises:
         ContextOverflowError: they do not fit and the policy is `error`.
@@ -45,10 +49,14 @@ def stream_answer(
     prompt = reused + len(ids)
     if overflow.applies(session.position + len(ids), session.engine.context):
         reused = 0
-        session.rebuild([*session.ids, *ids], overflow, sampler)
+        every = [*session.ids, *ids]
+        kept = len(overflow.kept(len(every), session.engine.context))
+        with telling(progress, kept) as tell:
+            session.rebuild(every, overflow, sampler, tell)
         sampler = replace(sampler, prompt_tokens=session.position)
     else:
-        session.prefill(ids, sampler=sampler)
+        with telling(progress, len(ids)) as tell:
+            session.prefill(ids, sampler=sampler, evaluated=tell)
     prefilled = time.monotonic()
     yield from _pieces(answer, session)
     while not answer.ended():
@@ -73,6 +81,19 @@ def stream_answer(
     yield answer.last(
         Timings(prompt, prefilled - began, answer.count - 1, ended - prefilled, reused)
     )
+
+
+@contextmanager
+def telling(progress: Progress | None, count: int) -> Iterator[Callable[[int], object]]:
+    """What to call with the tokens of a prompt of `count` that have been evaluated."""
+    if progress is None:
+        yield lambda tokens: None
+        return
+    progress.start("prompt", count)
+    try:
+        yield progress.advance
+    finally:
+        progress.finish()
 
 
 def _pieces(answer: Answer, session: Session) -> Iterator[Chunk]:

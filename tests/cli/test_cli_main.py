@@ -107,7 +107,7 @@ def test_interrupt_is_130(
 
     monkeypatch.setattr("hornito.cli.inspect.open_package", interrupt)
     assert main(["inspect", "m.vxm"]) == 130
-    assert capsys.readouterr().err == "\n"
+    assert capsys.readouterr().err == "\nhornito: interrupted\n"
 
 
 def test_closed_pipe_is_quiet(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hornito.runtime.session as session_module
 from hornito.errors import ContextOverflowError, SessionError, UsageError
 from hornito.runtime.decode import decode
 from hornito.runtime.engine import Engine
@@ -254,3 +255,68 @@ def test_a_new_engine_has_no_records(device: Device, compiled: Compiled) -> None
                 assert not engine._host_words(f"{kind}.records").any()
             answer(engine, OTHER, 40)
             assert engine._host_words("batch.records").any()
+
+
+def test_an_interrupt_ends_a_prompt_between_chunks(
+    shared: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert shared.device.info.kind != "software" or session_module._CHUNKS_AHEAD["software"] == 0
+    monkeypatch.setattr(session_module, "_CHUNKS_AHEAD", {shared.device.info.kind: 0})
+    submitted, done = list[int](), list[int]()
+    submit = shared.submit
+    with Session(shared) as session, Session(shared) as other:
+
+        def counted(updates: Any, recordings: Any) -> int:
+            submitted.append(session.position)
+            return submit(updates, recordings)
+
+        def evaluated(rows: int) -> None:
+            done.append(rows)
+            if sum(done) == 32:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(shared, "submit", counted)
+        with pytest.raises(KeyboardInterrupt):
+            session.prefill(PROMPT, chunk=16, evaluated=evaluated)
+        # Nothing was submitted behind the chunk that was interrupted.
+        assert submitted == [0, 16] and done == [16, 16]
+        assert session.ids == PROMPT[:32] and session.pending is None
+        monkeypatch.undo()
+        session.prefill(PROMPT[32:], chunk=16)
+        other.prefill(PROMPT, chunk=16)
+        assert pending(session) == pending(other)
+        assert np.array_equal(session.logits(), other.logits())
+
+
+def test_prefill_tells_of_every_chunk(shared: Engine) -> None:
+    done: list[int] = []
+    with Session(shared) as session:
+        session.prefill(PROMPT, chunk=16, evaluated=done.append)
+    assert done == [16] * 6 + [4]
+
+
+def test_an_interrupted_last_chunk_leaves_no_stale_record(
+    shared: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Session(shared) as session:
+
+        def wait(ticket: int) -> None:
+            raise KeyboardInterrupt
+
+        before = shared.emitted("chunk", 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(shared, "wait", wait)
+            with pytest.raises(KeyboardInterrupt):
+                session.prefill(PROMPT[:16])
+        assert shared.emitted("chunk", 0) == before + 1 and session.pending is None
+
+
+def test_repr(shared: Engine) -> None:
+    with Session(shared) as session:
+        session.prefill(PROMPT[:16])
+        assert repr(session) == f"<Session of 16 of {CONTEXT} tokens, slot {session.slot}>"
+        snapshot = session.snapshot()
+        assert repr(snapshot) == f"<Snapshot of 16 tokens, {snapshot.nbytes} bytes of KV blocks>"
+        snapshot.release()
+        assert repr(snapshot) == "<Snapshot of 16 tokens, released>"
+    assert repr(session) == "<Session, closed>"

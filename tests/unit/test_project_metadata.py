@@ -67,7 +67,29 @@ def test_progress_on_a_terminal_draws_a_bar() -> None:
     with TerminalProgress(stream) as progress:
         progress.start("loading", 10)
         progress.advance(10)
-    assert "loading" in stream.getvalue() and "100%" in stream.getvalue()
+    assert "loading" in stream.getvalue() and "10/10" in stream.getvalue()
+    stream = Terminal()
+    with TerminalProgress(stream) as progress:
+        progress.start("uploading", 20_000_000)
+        progress.advance(20_000_000)
+    assert "100%" in stream.getvalue()
+
+
+def test_progress_off_a_terminal_counts_while_it_lasts() -> None:
+    stream = io.StringIO()
+    with TerminalProgress(stream, slow_seconds=0) as progress:
+        progress.start("prompt", 1200)
+        progress.advance(256)
+        progress.advance(944)
+        progress.start("uploading", 20_000_000)
+        progress.advance(5_000_000)
+    lines = stream.getvalue().splitlines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "prompt 256/1200",
+        "prompt",
+        "uploading 25%",
+        "uploading",
+    ]
 
 
 def test_null_progress_is_a_progress() -> None:

@@ -83,6 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
+        llm.prompt_progress = progress
         prefix = None if arguments.prefix is None else llm.load_prefix(arguments.prefix)
         with Conversation(
             llm, system=arguments.system, settings=settings, prefix=prefix

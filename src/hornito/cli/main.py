@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _fail(str(error), 1)
     except KeyboardInterrupt:
-        print(file=sys.stderr)
+        print("\nhornito: interrupted", file=sys.stderr)
         return 130
 
 

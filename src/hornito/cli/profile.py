@@ -26,8 +26,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
-        found = profile(llm, arguments.depth)
+        found = profile(llm, arguments.depth, progress)
+        progress.start("measuring copies", 1)
         bandwidth = copy_bandwidth(llm.engine.device)
+        progress.finish()
         device = llm.device_line
     if arguments.trace:
         write_trace(found, arguments.trace)

@@ -98,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
     keywords = cast("AnswerKeywords", given)
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
+        llm.prompt_progress = progress
         if isinstance(prompt, str) and not llm.has_tokenizer:
             raise UsageError(
                 f"{arguments.model} has no tokenizer: give the prompt as token ids with --ids"

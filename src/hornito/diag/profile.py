@@ -14,7 +14,9 @@ from hornito.diag.bench import prompt_ids
 from hornito.errors import UsageError
 from hornito.ops.base import Dispatch
 from hornito.plan.recording import record_timed
+from hornito.progress import NullProgress, Progress
 from hornito.runtime.session import Session
+from hornito.streaming import telling
 
 if TYPE_CHECKING:
     from hornito.api import LLM
@@ -59,8 +61,11 @@ class Profile:
         return data
 
 
-def profile(llm: LLM, depth: int) -> list[Profile]:
+def profile(llm: LLM, depth: int, progress: Progress | None = None) -> list[Profile]:
     """Profiles of the largest chunk that ends at `depth` tokens, and of one step behind them.
+
+    Args:
+        progress: told about the prompt, and about each timed run.
 
     Raises:
         UsageError: the step does not fit the context.
@@ -75,12 +80,16 @@ def profile(llm: LLM, depth: int) -> list[Profile]:
     ids = prompt_ids(max(depth, largest) + 1, engine.vocabulary)
     with Session(engine) as session:
         before = max(0, depth - largest) // largest * largest
-        if before:
-            session.prefill(ids[:before])
-        session.prefill(ids[before : before + largest])
-        found = [_timed(llm, "chunk", largest, session.position)] if largest > 1 else []
+        progress = progress or NullProgress()
+        with telling(progress, before + largest) as tell:
+            if before:
+                session.prefill(ids[:before], evaluated=tell)
+            session.prefill(ids[before : before + largest], evaluated=tell)
+        found = []
+        if largest > 1:
+            found.append(_timed(llm, "chunk", largest, session.position, progress))
         session.step(ids[-1])
-        found.append(_timed(llm, "batch", 1, session.position))
+        found.append(_timed(llm, "batch", 1, session.position, progress))
     return found
 
 
@@ -123,7 +132,7 @@ def write_trace(profiles: Sequence[Profile], path: str | os.PathLike[str]) -> No
     Path(path).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
 
 
-def _timed(llm: LLM, kind: str, rows: int, depth: int) -> Profile:
+def _timed(llm: LLM, kind: str, rows: int, depth: int, progress: Progress) -> Profile:
     """Run the newest call of a bucket again, timed; its session must still be open."""
     engine = llm.engine
     bucket = engine.plan.buckets[kind, rows]
@@ -132,12 +141,15 @@ def _timed(llm: LLM, kind: str, rows: int, depth: int) -> Profile:
         engine.device, engine.pipelines, programs, lambda operand: engine.address(kind, operand)
     )
     dispatches = [d for program in programs for d in program.dispatches]
+    progress.start(f"timing {kind} {rows}", REPEATS)
     try:
         runs = []
         for _ in range(REPEATS):
             engine.wait(engine.submit([], [recorder]))
             runs.append(engine.device.read_timestamps(recorder))
+            progress.advance()
     finally:
+        progress.finish()
         recorder.free()
     times = min(runs, key=lambda stamps: stamps[-1] - stamps[0])
     spans = [b - a for a, b in pairwise(times)]

@@ -185,7 +185,7 @@ class Engine:
         return arena
 
     def _upload_weights(self, package: Package, progress: Progress) -> None:
-        progress.start("uploading weights", self.memory.weights)
+        progress.start("uploading weights", sum(self.plan.weight_bytes.values()))
         pairs = ((*self._weights[name], package.tensor(name)) for name in self.plan.weight_bytes)
         self.device.upload(pairs, progress.advance)
         progress.finish()

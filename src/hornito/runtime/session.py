@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from hornito.vk.record import Recorder
 
 FloatArray = npt.NDArray[np.float32]
+
+# Chunks of a prompt that may be submitted and not yet done. An interrupt is noticed between chunks,
+# and closing waits for all of them, so slow devices get no more than they need to stay busy.
+_CHUNKS_AHEAD = {"software": 0, "integrated": 1}
+_CHUNKS_AHEAD_DISCRETE = 3
 
 
 class Session:
@@ -60,6 +66,11 @@ class Session:
         self._closed = False
         engine.sessions.add(self)
 
+    def __repr__(self) -> str:
+        if self._closed:
+            return "<Session, closed>"
+        return f"<Session of {self.position} of {self.engine.context} tokens, slot {self.slot}>"
+
     def __enter__(self) -> Session:
         return self
 
@@ -80,6 +91,7 @@ class Session:
         embeddings: npt.ArrayLike | None = None,
         chunk: int | None = None,
         sampler: Sampler | None = None,
+        evaluated: Callable[[int], object] | None = None,
     ) -> None:
         """Evaluate `ids`, or rows of embeddings, and find the next token (`pending`).
 
@@ -90,6 +102,10 @@ class Session:
             chunk: evaluate at most this many rows at once; by default the largest bucket, cut at
                 its multiples of absolute positions.
             sampler: how the next token is chosen; the most likely one by default.
+            evaluated: called with the number of rows of each chunk that is done.
+
+        An interrupt (Ctrl-C) ends the call within about a chunk; the session then holds the chunks
+        that were evaluated.
 
         Raises:
             ContextOverflowError: they do not fit; nothing is evaluated then.
@@ -98,7 +114,7 @@ class Session:
         if sampler is not None:
             sampler.params.check_vocabulary(self.engine.vocabulary)
         if embeddings is None:
-            self._run(self._admit(ids), chunk, sampler)
+            self._run(self._admit(ids), chunk, sampler, evaluated)
             return
         if len(ids):
             raise UsageError("prefill takes ids or embeddings; call it once for each")
@@ -106,22 +122,25 @@ class Session:
         first = self.position
         self.vectors.update((first + i, row) for i, row in enumerate(rows))
         try:
-            self._run([EMBEDDED] * len(rows), chunk, sampler)
+            self._run([EMBEDDED] * len(rows), chunk, sampler, evaluated)
         except BaseException:
             self._forget_vectors(self.position)
             raise
 
     def _run(
-        self, ids: list[int], chunk: int | None = None, sampler: Sampler | None = None
+        self,
+        ids: list[int],
+        chunk: int | None = None,
+        sampler: Sampler | None = None,
+        evaluated: Callable[[int], object] | None = None,
     ) -> None:
         """Evaluate what was admitted; `EMBEDDED` ids have their row in `vectors` already."""
-        chunks = list(self._schedule(len(ids), chunk))
-        for start, rows, live in chunks[:-1]:
-            self._evaluate(ids[start : start + live], rows, "none")
-        start, rows, live = chunks[-1]
+        tell = evaluated or (lambda count: None)
+        start, rows, live = self._run_before_last(ids, chunk, tell)
         self.sampler = sampler
         if sampler is None or sampler.params.plain:
             self._evaluate(ids[start:], rows, "argmax")
+            tell(live)
             return
         counted = None
         if sampler.params.penalised:
@@ -131,6 +150,26 @@ class Session:
         updates = sampling_updates(kind, 0, sampler, counted)
         self._evaluate(ids[start:], rows, "sample", updates)
         self._collect(kind, 1, (sampler.params.logprobs or 0,))
+        tell(live)
+
+    def _run_before_last(
+        self, ids: list[int], chunk: int | None, tell: Callable[[int], object]
+    ) -> tuple[int, int, int]:
+        """Evaluate every chunk but the last, which is returned as `_schedule` gives it."""
+        engine = self.engine
+        ahead = _CHUNKS_AHEAD.get(engine.device.info.kind, _CHUNKS_AHEAD_DISCRETE)
+        chunks = list(self._schedule(len(ids), chunk))
+        flight: deque[tuple[int, int]] = deque()
+        for start, rows, live in chunks[:-1]:
+            self._evaluate(ids[start : start + live], rows, "none")
+            flight.append((engine.last_ticket, live))
+            while len(flight) > ahead:
+                ticket, count = flight.popleft()
+                engine.wait(ticket)
+                tell(count)
+        for _, count in flight:  # done before the last chunk is
+            tell(count)
+        return chunks[-1]
 
     def _forget_vectors(self, position: int) -> None:
         """Drop the embeddings at and behind a position."""
@@ -325,7 +364,12 @@ class Session:
         engine.counters.evaluated_tokens += live
         if tail == "none":
             return 0
-        engine.wait(ticket)
+        try:
+            engine.wait(ticket)
+        except BaseException:
+            # Their records are never read: later calls must not take them for their own.
+            engine.skip_records(kind, len(picked), 1)
+            raise
         if tail in ("argmax", "logprob"):
             self._collect(kind, len(picked))
         return len(picked) - 1
@@ -408,12 +452,17 @@ class Session:
         self.fresh = False
 
     def rebuild(
-        self, ids: Sequence[int], overflow: Overflow, sampler: Sampler | None = None
+        self,
+        ids: Sequence[int],
+        overflow: Overflow,
+        sampler: Sampler | None = None,
+        evaluated: Callable[[int], object] | None = None,
     ) -> None:
         """Start again, at position 0, from the tokens of `ids` that the policy keeps.
 
         Args:
             ids: the whole sequence, of which the session's own ids are the beginning.
+            evaluated: as for `prefill`.
 
         Raises:
             UsageError: the policy leaves no room for a new token.
@@ -427,7 +476,8 @@ class Session:
         self.rewind(0)
         self.vectors = vectors
         # What was kept is the prompt of all that follows.
-        self._run(tokens, sampler=sampler and replace(sampler, prompt_tokens=len(tokens)))
+        sampler = sampler and replace(sampler, prompt_tokens=len(tokens))
+        self._run(tokens, None, sampler, evaluated)
 
     # -- snapshots --------------------------------------------------------------------------
 

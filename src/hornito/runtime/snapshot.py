@@ -52,6 +52,10 @@ class Snapshot:
         self._released = False
         engine.snapshots.add(self)
 
+    def __repr__(self) -> str:
+        state = "released" if self._released else f"{self.nbytes} bytes of KV blocks"
+        return f"<Snapshot of {self.position} tokens, {state}>"
+
     def __enter__(self) -> Snapshot:
         return self
 
