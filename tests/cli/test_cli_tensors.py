@@ -74,6 +74,14 @@ def test_wrong_options(
     assert message in capsys.readouterr().err
 
 
+def test_a_decoder_without_a_cache_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = save(bert_tiny(), tmp_path, "decoder_with_past_model.onnx")
+    assert main(["compile", str(path), str(tmp_path / "x.vxm")]) == 2
+    assert "past" in capsys.readouterr().err
+
+
 def test_check_names_every_node(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     nodes = [
         helper.make_node("Det", ["x"], ["a"], name="first"),

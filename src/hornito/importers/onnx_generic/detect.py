@@ -17,8 +17,8 @@ _CACHE_OUTPUTS = ("present", "past")
 def generic_file(path: Path) -> tuple[Path, Any] | None:
     """The ONNX file of a path and its parsed proto, unless it is no ONNX or a decoder.
 
-    A decoder names a cache among its inputs or outputs; those are for `hornito.importers.onnx`,
-    which knows what a cache means.
+    A decoder names a cache among its inputs or outputs, or has the file name of one; those are for
+    `hornito.importers.onnx`, which knows what a cache means, or says that it is missing.
 
     Raises:
         UsageError: the `onnx` package is missing.
@@ -29,6 +29,8 @@ def generic_file(path: Path) -> tuple[Path, Any] | None:
             return None
         path = find_model(path).model
     elif path.suffix != ".onnx" or not path.is_file():
+        return None
+    if path.name.startswith("decoder"):
         return None
     proto = import_onnx().ModelProto()
     try:
