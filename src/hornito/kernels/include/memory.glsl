@@ -13,6 +13,7 @@ layout(buffer_reference, std430, buffer_reference_align = 16) buffer Floats4 { v
 layout(buffer_reference, std430, buffer_reference_align = 8) buffer Addresses { uvec2 at[]; };
 
 uint load_word(Words p, uint i) { return p.at[i]; }
+uvec2 load_words2(Words p, uint i2) { return Addresses(uvec2(p)).at[i2]; }
 uvec4 load_words4(Words p, uint i4) { return Words4(uvec2(p)).at[i4]; }
 float load_float(Floats p, uint i) { return p.at[i]; }
 vec4 load_float4(Floats p, uint i4) { return Floats4(uvec2(p)).at[i4]; }

@@ -43,6 +43,35 @@ uint high_words(Matrix m) {
   return FORMAT == Q6K ? plane_words(m, 256u, 64u) : 0u;
 }
 
+// Puts the high bits of eight weights, at the low end of a word, onto their low ones.
+void add_high_bits(uint bits, inout uvec4 x, inout uvec4 y) {
+  if (FORMAT == Q6K) {
+    x |= ((uvec4(bits) >> uvec4(0u, 2u, 4u, 6u)) & 3u) << 4;
+    y |= ((uvec4(bits) >> uvec4(8u, 10u, 12u, 14u)) & 3u) << 4;
+  } else {
+    x |= ((uvec4(bits) >> uvec4(0u, 1u, 2u, 3u)) & 1u) << 4;
+    y |= ((uvec4(bits) >> uvec4(4u, 5u, 6u, 7u)) & 1u) << 4;
+  }
+}
+
+bool has_high_bits() {
+  return FORMAT == Q6K || FORMAT == Q5 || FORMAT == Q5M || FORMAT == Q5K;
+}
+
+// The high bits of eight weights from 8 * at on, at the low end of a word.
+uint load_high_bits(Matrix m, uint at) {
+  uint base = body_words(m);
+  if (FORMAT == Q6K) return load_word(m.at, base + (at >> 1)) >> (16u * (at & 1u));
+  return load_word(m.at, base + (at >> 2)) >> (8u * (at & 3u));
+}
+
+vec4 signed_bytes(uint w) { return vec4((ivec4(int(w)) << ivec4(24, 16, 8, 0)) >> 24); }
+
+void nibbles(uint w, out uvec4 x, out uvec4 y) {
+  x = (uvec4(w) >> uvec4(0u, 4u, 8u, 12u)) & 15u;
+  y = (uvec4(w) >> uvec4(16u, 20u, 24u, 28u)) & 15u;
+}
+
 // The integers of eight weights from 8 * i8 on; bf16 has its numbers themselves.
 void load_quants8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
   uint at = row * (m.k / 8u) + i8;
@@ -51,26 +80,50 @@ void load_quants8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
     a = uintBitsToFloat(uvec4(q.x << 16, q.x & 0xffff0000u, q.y << 16, q.y & 0xffff0000u));
     b = uintBitsToFloat(uvec4(q.z << 16, q.z & 0xffff0000u, q.w << 16, q.w & 0xffff0000u));
   } else if (FORMAT == INT8) {
-    ivec4 x = ivec4(int(load_word(m.at, 2u * at)));
-    ivec4 y = ivec4(int(load_word(m.at, 2u * at + 1u)));
-    a = vec4((x << ivec4(24, 16, 8, 0)) >> 24);
-    b = vec4((y << ivec4(24, 16, 8, 0)) >> 24);
+    uvec2 q = load_words2(m.at, at);
+    a = signed_bytes(q.x);
+    b = signed_bytes(q.y);
   } else {
-    uint w = load_word(m.at, at);
-    uvec4 x = (uvec4(w) >> uvec4(0u, 4u, 8u, 12u)) & 15u;
-    uvec4 y = (uvec4(w) >> uvec4(16u, 20u, 24u, 28u)) & 15u;
-    if (FORMAT == Q6K) {
-      uvec4 h = uvec4(load_word(m.at, body_words(m) + (at >> 1)) >> (16u * (at & 1u)));
-      x |= ((h >> uvec4(0u, 2u, 4u, 6u)) & 3u) << 4;
-      y |= ((h >> uvec4(8u, 10u, 12u, 14u)) & 3u) << 4;
-    } else if (FORMAT == Q5 || FORMAT == Q5M || FORMAT == Q5K) {
-      uvec4 h = uvec4(load_word(m.at, body_words(m) + (at >> 2)) >> (8u * (at & 3u)));
-      x |= ((h >> uvec4(0u, 1u, 2u, 3u)) & 1u) << 4;
-      y |= ((h >> uvec4(4u, 5u, 6u, 7u)) & 1u) << 4;
-    }
-    a = vec4(x);
-    b = vec4(y);
+    uvec4 x, y;
+    nibbles(load_word(m.at, at), x, y);
+    if (has_high_bits()) add_high_bits(load_high_bits(m, at), x, y);
+    a = vec4(ivec4(x));
+    b = vec4(ivec4(y));
   }
+}
+
+// Whether load_quants16 leaves integers at their place in the word (see there).
+bool in_place() { return FORMAT == INT8 || FORMAT == INT4 || FORMAT == INT4M; }
+
+// Sixteen weights from 16 * i16 on, which lie in one group; K is a multiple of 16. With in_place,
+// vector v counts in units of 1 / place_scale(v), and int8 has 128 added to it.
+void load_quants16(Matrix m, uint row, uint i16, out vec4 q[4]) {
+  uint at = row * (m.k / 16u) + i16;
+  if (FORMAT == INT8) {
+    uvec4 w = load_words4(m.at, at) ^ 0x80808080u;
+    for (uint v = 0u; v < 4u; ++v) {
+      uvec3 low = uvec3(w[v]) & uvec3(0xffu, 0xff00u, 0xff0000u);
+      q[v] = vec4(ivec4(low, w[v] >> 24));
+    }
+  } else if (in_place()) {
+    uvec2 w = load_words2(m.at, at);
+    for (uint v = 0u; v < 2u; ++v) {
+      q[2u * v] = vec4(ivec4(uvec4(w[v]) & uvec4(0xfu, 0xf0u, 0xf00u, 0xf000u)));
+      uvec3 high = uvec3(w[v]) & uvec3(0xf0000u, 0xf00000u, 0xf000000u);
+      q[2u * v + 1u] = vec4(ivec4(high, w[v] >> 28));
+    }
+  } else {
+    load_quants8(m, row, 2u * i16, q[0], q[1]);
+    load_quants8(m, row, 2u * i16 + 1u, q[2], q[3]);
+  }
+}
+
+// One over the units that load_quants16 counts vector v in: powers of two, so x takes them exactly.
+vec4 place_scale(uint v) {
+  if (FORMAT == INT8) return vec4(1.0, 1.0 / 256.0, 1.0 / 65536.0, 1.0);
+  if (!in_place()) return vec4(1.0);
+  return (v & 1u) == 0u ? vec4(1.0, 1.0 / 16.0, 1.0 / 256.0, 1.0 / 4096.0)
+                        : vec4(1.0 / 65536.0, 1.0 / 1048576.0, 1.0 / 16777216.0, 1.0);
 }
 
 // What the number of weight 8 * i8 is multiplied with, and what is added.

@@ -34,7 +34,7 @@ float join(float part) {
 }
 
 #ifdef WEIGHT_Q
-// Sixteen values of x, and their sum.
+// Sixteen values of x, times what load_quants16 asks for, and the sum of the values.
 struct Part {
   vec4 x[4];
   float total;
@@ -47,14 +47,14 @@ Part load_part(uint at) {
   [[unroll]] for (uint c = 0u; c < 4u; ++c) part.x[c] = load_float4(p.x, at / 4u + c);
   vec4 s = (part.x[0] + part.x[1]) + (part.x[2] + part.x[3]);
   part.total = (s.x + s.y) + (s.z + s.w);
+  [[unroll]] for (uint c = 0u; c < 4u; ++c) part.x[c] *= place_scale(c);
   return part;
 }
 
 void add_part(inout vec2 sum, Matrix m, uint row, uint i, Part part) {
-  vec4 a, b, c, d;
-  load_quants8(m, row, 2u * i, a, b);
-  load_quants8(m, row, 2u * i + 1u, c, d);
-  vec4 s = fma(d, part.x[3], fma(c, part.x[2], fma(b, part.x[1], a * part.x[0])));
+  vec4 q[4];
+  load_quants16(m, row, i, q);
+  vec4 s = fma(q[3], part.x[3], fma(q[2], part.x[2], fma(q[1], part.x[1], q[0] * part.x[0])));
   float dot = (s.x + s.y) + (s.z + s.w);
   if (FORMAT == BF16) {
     sum.x += dot;
@@ -62,7 +62,7 @@ void add_part(inout vec2 sum, Matrix m, uint row, uint i, Part part) {
   }
   vec2 scale = load_scale(m, row, 2u * i);
   sum.x = fma(scale.x, dot, sum.x);
-  if (FORMAT != INT8) sum.y = fma(scale.y, part.total, sum.y);
+  sum.y = fma(FORMAT == INT8 ? -128.0 * scale.x : scale.y, part.total, sum.y);
 }
 #else
 #define Part vec2
