@@ -51,7 +51,7 @@ def test_a_prompt_goes_on_from_a_prefix(llm: LLM) -> None:
         assert many[0].token_ids == want.token_ids
         assert [one.timings.reused_tokens for one in many] == [70, 0]
         with pytest.raises(UsageError, match="one prompt, not with a list"):
-            llm.generate([[1], [2]], prefix=prefix)  # type: ignore[call-overload]
+            llm.generate([[1], [2]], prefix=prefix)  # type: ignore[list-item]
     assert out.token_ids == llm.generate(ids, max_tokens=12).token_ids
     with pytest.raises(SessionError, match="this snapshot was released"):
         llm.stream([1], prefix=prefix)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gguf_samples import TEMPLATE
 from hornito.cli.main import main
 from hornito.compiler import compile_source
 from hornito.diag.eval_tools import BUILTIN, read_suite
@@ -56,8 +57,7 @@ def test_tables_and_references(
         "cases": [{"utterance": f"u{i}", "call": {"name": "a", "arguments": {}}} for i in "12"],
     }
     (tmp_path / "suite.json").write_text(json.dumps(data))
-    more = {} if template else {"template": None}
-    source = write_text_model(tmp_path / "m.gguf", **more)
+    source = write_text_model(tmp_path / "m.gguf", template=TEMPLATE if template else None)
     compile_source(source, tmp_path / "m.vxm", weights="fp16")
     command = ["eval", "tool-calls", str(tmp_path / "suite.json"), str(tmp_path / "m.vxm")]
     options = ["--context", "512", "--max-tokens", "8"]
