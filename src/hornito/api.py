@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
@@ -12,13 +13,13 @@ from hornito.cache import resolve_model
 from hornito.compiler import compile_cached
 from hornito.errors import ContextOverflowError, PackageError, UsageError
 from hornito.graph.graph import Graph
-from hornito.ops.rope import original_max
 from hornito.package import Manifest, Package, open_package
 from hornito.plan.plan import PlanOptions
+from hornito.plan_summary import context_warning, plan_summary
 from hornito.progress import NullProgress, Progress
 from hornito.request import AnswerKeywords, Request
 from hornito.runtime.engine import Engine
-from hornito.runtime.memory import fit_context, full_cache_bytes
+from hornito.runtime.memory import fit_context
 from hornito.runtime.overflow import REFUSE, Overflow
 from hornito.runtime.prefix import common_prefix, start_from_prefix
 from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
@@ -48,6 +49,8 @@ __all__ = [
     "load",
 ]
 
+logger = logging.getLogger("hornito")
+
 PRECISIONS = ("high", "normal")
 KV_TYPES = ("fp32", "fp16")
 _STEPS = {"software": 1, "integrated": 4}
@@ -73,7 +76,8 @@ def load(
         model: a `.vxm` package, or a GGUF file or Hugging Face directory, which is compiled once
             into the cache; or the name of a cached model (`hornito list`).
         device: index, part of the name, vendor, `pci:...`, UUID or `software`; the best by default.
-        context: positions per session; by default the model's, shortened to what fits.
+        context: positions per session; by default the model's, shortened to what fits. More than
+            the model was made for is allowed, with a warning.
         precision: `high` keeps everything in fp32; `normal` may use fp16 operands in matrix
             products.
         kv: KV cache type, `fp32` or `fp16`; by default fp32 with `high`, else fp16.
@@ -139,6 +143,7 @@ class LLM:
         engine: plans, memory and slots.
         context: positions per session.
         steps_per_submission: decode steps that the device runs without the host.
+        context_warning: says that the context is above the model's own; '' when it is not.
         prompt_progress: told about the tokens of prompts that are evaluated; None by default.
     """
 
@@ -187,6 +192,9 @@ class LLM:
             package.close()
             raise
         self.context = options.context
+        self.context_warning = context_warning(options.context, facts)
+        if self.context_warning:
+            logger.warning("%s", self.context_warning)
         self.steps_per_submission = _STEPS.get(device.info.kind, _STEPS_DISCRETE)
 
     def __repr__(self) -> str:
@@ -546,6 +554,11 @@ class LLM:
         info = self._device.info
         return f"{info.name} ({info.kind}), {info.driver_name} {info.driver_info}".strip()
 
+    @property
+    def device_kind(self) -> str:
+        """`discrete`, `integrated`, `virtual`, `software` or `other`."""
+        return self._device.info.kind
+
     def time_gpu(self) -> SubmissionTimer | None:
         """Measure GPU time from now on (`.seconds()`); None where the device has no timestamps."""
         return self._device.time_submissions()
@@ -560,36 +573,7 @@ class LLM:
 
     def plan_summary(self) -> str:
         """Where the work and the memory go, in a few lines."""
-        engine, memory = self.engine, self.engine.memory
-        kv = "fp16" if engine.options.kv_half else "fp32"
-        step = engine.plan.buckets["batch", 1]
-        count = len(step.body.dispatches) + len(step.tails["argmax"].dispatches)
-        notes = []
-        longest = original_max(engine.graph)
-        if longest is not None:
-            factors = "long" if self.context > longest else "short"
-            notes = [
-                f"rope: {factors} factors, for every length (short for a context of up to "
-                f"{longest} positions)"
-            ]
-        windows = sorted({kind.window for kind in engine.plan.kinds if kind.window})
-        if windows:
-            full = full_cache_bytes(engine.plan, engine.options)
-            notes.insert(
-                0,
-                f"windows: of {', '.join(map(str, windows))} positions, KV {memory.kv:,} bytes; a "
-                f"full cache would take {full:,}",
-            )
-        return "\n".join(
-            [
-                f"context: {self.context} positions, KV in {kv}, {engine.options.slots} slot(s)",
-                f"memory: {memory.total / 1e6:.1f} MB (weights {memory.weights / 1e6:.1f}, "
-                f"KV {memory.kv / 1e6:.1f}, activations {memory.activations / 1e6:.1f})",
-                f"dispatches: {engine.plan.dispatches_per_layer():g} a layer, {count} a token, "
-                f"{engine.pipeline_count} pipelines; every tensor operation on the device",
-                *notes,
-            ]
-        )
+        return plan_summary(self)
 
 
 def _fact(facts: Mapping[str, Any], name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -57,10 +58,18 @@ def test_i8_bench_says_what_its_figures_depend_on(
 
 
 def test_bench_as_a_table(package: str, capsys: pytest.CaptureFixture[str]) -> None:
-    text = out(capsys, "bench", package, "-p", "16", "-n", "4", "-r", "1")
+    capsys.readouterr()
+    given = ["-p", "16", "-n", "4", "-r", "1", "--context", "256"]
+    assert main(["bench", package, *given]) == 0
+    text, err = capsys.readouterr()
+    assert re.search(r"^pp16: [0-9.]+ tok/s\ntg4: [0-9.]+ tok/s$", err, re.MULTILINE)
+    if "software" in text:
+        assert "evaluates 40 tokens here (20 in each of 2 runs)" in err and "-p 64 -n 16" in err
     assert "| pp16 |" in text and "| tg4 |" in text
     assert "fp16 weights, normal, KV fp16, context 256" in text
     rows = out(capsys, "bench", package, "-p", "16", "-n", "0", "-r", "1", "-o", "csv")
+    as_json = out(capsys, "bench", package, "-p", "16", "-n", "0", "-r", "1", "--json")
+    assert [row["test"] for row in json.loads(as_json)["rows"]] == ["pp16"]
     (row,) = csv.DictReader(io.StringIO(rows))
     assert row["test"] == "pp16" and float(row["median"]) > 0
 
@@ -87,3 +96,9 @@ def test_profile_covers_every_dispatch(
     assert total == pytest.approx(step["milliseconds"]) and total > 0
     for before, after in pairwise(events):
         assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=1e-3)
+
+
+def test_bench_help_explains_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "least the slowest run" in text and "host share this process's processor time" in text

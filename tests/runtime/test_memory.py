@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -256,3 +257,25 @@ def test_many_chunks_compute_the_same(
         assert engine.memory.weights == whole.weights
         assert by_purpose(device)["kv"] == engine.memory.kv
     assert np.isfinite(want.last).all()
+
+
+def test_a_context_above_the_models_is_a_warning(
+    compiled: Compiled, kernels: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    package = compiled("llama-tiny")
+    with hornito.load(package) as llm:
+        own = llm.context
+        assert llm.context_warning == "" and "warning" not in llm.plan_summary()
+        sizes = re.search(
+            r"memory: ([\d.]+) MB \(weights ([\d.]+), KV ([\d.]+), activations ([\d.]+), "
+            r"state and results ([\d.]+)\)",
+            llm.plan_summary(),
+        )
+        assert sizes is not None
+        total, *parts = map(float, sizes.groups())
+        assert abs(total - sum(parts)) < 0.3
+    caplog.clear()
+    with hornito.load(package, context=own + 64) as llm:
+        assert f"more than the {own} positions" in llm.context_warning
+        assert f"warning: {llm.context_warning}" in llm.plan_summary()
+        assert llm.context_warning in caplog.messages

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,7 @@ from hornito.diag.environment import (
 )
 from hornito.vk import api
 from hornito.vk.caps import Caps
+from hornito.vk.loader import VariableAtFault, explain, variable_at_fault
 
 
 def write(path: Path, text: str = "") -> Path:
@@ -185,7 +187,7 @@ def facts(
     nodes: tuple[Node, ...] = (),
     manifests: tuple[Manifest, ...] = (),
     loader: Loader = Loader("/lib/libvulkan.so.1", "1.3.0"),  # noqa: B008 (frozen)
-    **more: str,
+    **more: Any,
 ) -> Facts:
     error = "" if devices else "no Vulkan driver found a device"
     return Facts(
@@ -238,6 +240,12 @@ VERDICTS = [
     (facts(WRONG), 1, "Big GPU can't be trusted: wrong results", "--only-upgrade"),
     (facts(WRONG, SOFT), 1, "can't be trusted", "export HORNITO_DEVICE=1"),
     (facts(UNBUILT), 1, "Hornito is not complete", "python tools/build_kernels.py"),
+    (
+        facts(fault=VariableAtFault("VK_DRIVER_FILES", "VK_DRIVER_FILES names /x, ...")),
+        4,
+        "No Vulkan driver was loaded: VK_DRIVER_FILES names /x",
+        "unset VK_DRIVER_FILES",
+    ),
     (facts(platform="darwin"), 4, "No Vulkan driver", "install the Vulkan driver of your GPU"),
 ]
 
@@ -331,3 +339,39 @@ def test_a_device_that_computes_wrong_is_found(
     monkeypatch.setattr(Device, "download", download)
     assert main(["doctor"]) == 1
     assert "1 with other bits" in capsys.readouterr().out
+
+
+# -- the loader's variables -----------------------------------------------------------------------
+
+
+def test_variables_that_hide_every_driver(tmp_path: Path) -> None:
+    write(tmp_path / "there.json")
+    there, gone = str(tmp_path / "there.json"), str(tmp_path / "gone.json")
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        assert variable_at_fault({name: there}) is None
+        fault = variable_at_fault({name: f"{there}:{gone}"})
+        assert fault is not None and fault.fix == f"unset {name}"
+        assert fault.text == f"{name} names {gone}, which does not exist"
+    both = {"VK_DRIVER_FILES": there, "VK_ICD_FILENAMES": gone}
+    assert variable_at_fault(both) is None  # the loader does not read the second
+    fault = variable_at_fault({"VK_LOADER_DRIVERS_DISABLE": "*"})
+    assert fault is not None and fault.fix == "unset VK_LOADER_DRIVERS_DISABLE"
+    assert variable_at_fault({"VK_DRIVER_FILES": "/there.json"}, tmp_path) is None
+    assert variable_at_fault({}) is None
+
+
+def test_errors_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        monkeypatch.delenv(name, raising=False)
+    assert explain("no driver") == "no driver"
+    monkeypatch.setenv("VK_ICD_FILENAMES", "/gone/a.json:/gone/b.json")
+    assert explain("no driver") == (
+        "no Vulkan driver was loaded: VK_ICD_FILENAMES names /gone/a.json, /gone/b.json, which do "
+        "not exist. Run: unset VK_ICD_FILENAMES"
+    )
+
+
+def test_a_manifest_without_a_library_has_no_empty_brackets() -> None:
+    found = facts(manifests=(Manifest("/a.json", "", "can't be read: No such file"),))
+    report = to_text(found, judge(found))
+    assert "  /a.json: can't be read: No such file\n" in report and "()" not in report

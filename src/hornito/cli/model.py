@@ -25,7 +25,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Adds what `add_model` does, but for MODEL."""
     add_option(parser, "--device", help="index, name part, vendor, pci:..., UUID or 'software'")
-    add_option(parser, "--context", type=positive_int, help="positions to hold", metavar="N")
+    add_option(
+        parser,
+        "--context",
+        type=positive_int,
+        help="positions to hold (default: the model's own, or what fits)",
+        metavar="N",
+    )
     _add_choice(parser, "--precision", PRECISIONS, "normal", "arithmetic")
     _add_choice(parser, "--kv", KV_TYPES, None, "KV cache")
     _add_choice(parser, "--weights", WEIGHTS, None, "weights, when MODEL is no package")

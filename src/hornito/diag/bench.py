@@ -11,7 +11,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,10 +103,14 @@ def bench(
     depths: Sequence[int],
     runs: int,
     progress: Progress,
+    done: Callable[[BenchRow], None] | None = None,
 ) -> BenchReport:
     """Measure every prompt length and generation length behind every depth.
 
     A first, uncounted run of each row records command buffers and, on software drivers, compiles.
+
+    Args:
+        done: called with each row when it is measured.
 
     Raises:
         UsageError: a row does not fit the context.
@@ -124,13 +128,15 @@ def bench(
                 f"{llm.context}. Load with --context {depth + n}"
             )
     progress.start("measuring", len(tests) * (runs + 1))
-    rows = []
+    rows: list[BenchRow] = []
     for depth, kind, n in tests:
         measured = []
         for _ in range(runs + 1):
             measured.append(_once(llm, depth, kind, n))
             progress.advance(1)
         rows.append(_row(depth, kind, n, measured[1:]))
+        if done is not None:
+            done(rows[-1])
     progress.finish()
     quant = llm.package_manifest.quant
     return BenchReport(

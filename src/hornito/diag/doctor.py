@@ -23,6 +23,7 @@ from hornito.diag.environment import (
 )
 from hornito.errors import HornitoError
 from hornito.vk.caps import Caps
+from hornito.vk.loader import VariableAtFault, variable_at_fault
 
 RUNS = 100
 _KERNELS = "python tools/build_kernels.py"
@@ -66,6 +67,7 @@ class Facts:
     Attributes:
         device_error: why there is no list of devices; '' when there is one.
         selected: the value of HORNITO_DEVICE, or ''.
+        fault: the loader's variable that hides the drivers, when there is no usable device.
     """
 
     versions: dict[str, str]
@@ -79,6 +81,7 @@ class Facts:
     cache_bytes: dict[str, int]
     platform: str = "linux"
     selected: str = ""
+    fault: VariableAtFault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +121,9 @@ def examine(root: Path = Path("/"), environ: Mapping[str, str] | None = None) ->
         cache_bytes=cache_sizes(cache_directory()),
         platform="linux" if linux else sys.platform,
         selected=environ.get("HORNITO_DEVICE", ""),
+        fault=None
+        if any(device.usable for device in devices)
+        else variable_at_fault(environ, None if root == Path("/") else root),
     )
 
 
@@ -198,6 +204,9 @@ def judge(facts: Facts) -> Verdict:
         return Verdict(4, "No Vulkan loader is installed.", _install(facts, "loader"), warnings)
     usable = [device for device in facts.devices if device.usable]
     if not usable:
+        if facts.fault is not None:
+            text = f"No Vulkan driver was loaded: {facts.fault.text}."
+            return Verdict(4, text, facts.fault.fix, warnings)
         if facts.devices:
             reasons = "; ".join(f"{d.name}: {d.reason}" for d in facts.devices)
             return Verdict(
@@ -303,7 +312,8 @@ def to_text(facts: Facts, verdict: Verdict) -> str:
     lines += ["loader", f"  {loader.problem or f'{loader.path}, Vulkan {loader.version}'}"]
     lines.append("driver manifests")
     for manifest in facts.manifests:
-        lines.append(f"  {manifest.path}: {manifest.problem or 'ok'} ({manifest.library})")
+        library = f" ({manifest.library})" if manifest.library else ""
+        lines.append(f"  {manifest.path}: {manifest.problem or 'ok'}{library}")
     if not facts.manifests:
         lines.append("  none found")
     lines.append("device files")

@@ -30,6 +30,7 @@ from hornito.vk.instance import (
     release_instance,
     result_text,
 )
+from hornito.vk.loader import explain
 from hornito.vk.memory import Arena, Buffer, MemoryKind, memory_table
 from hornito.vk.pipeline import Pipeline, PipelineStore
 from hornito.vk.probe import DeviceInfo, Probe, enabled_features, probe
@@ -65,8 +66,10 @@ def _probes(instance: Instance) -> list[Probe]:
     found = [probe(instance, h, i) for i, h in enumerate(instance.physical_devices())]
     if not found:
         raise NoDeviceError(
-            "no Vulkan driver found a device; install a driver for your GPU, or the software "
-            "device: apt-get install mesa-vulkan-drivers"
+            explain(
+                "no Vulkan driver found a device; install a driver for your GPU, or the software "
+                "device: apt-get install mesa-vulkan-drivers"
+            )
         )
     found.sort(key=lambda entry: device_rank(entry.info))  # stable
     return [

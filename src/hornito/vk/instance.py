@@ -8,6 +8,7 @@ from typing import Any
 
 from hornito.errors import NoDeviceError, UsageError, VulkanError
 from hornito.vk import api
+from hornito.vk.loader import explain
 from hornito.vk.validation import LAYER, MessageLog
 
 # Newest version whose features Hornito knows; a device with less is used through extensions.
@@ -102,8 +103,10 @@ class Instance:
         code = self.globals.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(self.handle))
         if code == api.VK_ERROR_INCOMPATIBLE_DRIVER:
             raise NoDeviceError(
-                "the Vulkan loader found no driver; install one, for example: "
-                "apt-get install mesa-vulkan-drivers"
+                explain(
+                    "the Vulkan loader found no driver; install one, for example: "
+                    "apt-get install mesa-vulkan-drivers"
+                )
             )
         check(code, "vkCreateInstance")
 
