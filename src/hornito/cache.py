@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 import os
 import re
 import shutil
@@ -18,8 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hornito.errors import UsageError
+from hornito.errors import HornitoError, UsageError
+from hornito.package.partial import abandoned
 from hornito.vk.pipeline import cache_directory
+
+log = logging.getLogger("hornito")
 
 MARKER = ".hornito.json"
 _COMPILED = re.compile(r"(.+)-([a-z0-9_]+)-([0-9a-f]{16})")
@@ -65,9 +69,54 @@ def is_repository(name: str) -> bool:
 
 
 def note_use(package: Path, source: Path) -> None:
-    """Remember that a cached package was used now, and where it came from."""
+    """Remember that a cached package was used now, and where it came from.
+
+    A cache that can't be written is still good to read from: then there is just no note.
+    """
     note = _note_of(package)
-    note.write_text(json.dumps({"source": str(source)}) + "\n", encoding="utf-8")
+    try:
+        note.write_text(json.dumps({"source": str(source)}) + "\n", encoding="utf-8")
+    except OSError as error:
+        log.debug("no note of the use of %s: %s", package, error)
+
+
+def prepare_models_directory() -> Path:
+    """The folder of compiled packages, there and writable; what killed compiles left is deleted.
+
+    Raises:
+        HornitoError: it can't be made or written; names it and HORNITO_CACHE.
+    """
+    folder = models_directory()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError("it is read-only")
+    except OSError as error:
+        raise HornitoError(
+            f"can't keep compiled models in {folder}: {error.strerror or error}. Set HORNITO_CACHE "
+            "to a folder that can be written, or compile to a file of your own with "
+            "`hornito compile MODEL OUT.vxm`"
+        ) from error
+    remove_leftovers()
+    return folder
+
+
+def leftovers() -> list[tuple[Path, int]]:
+    """Files of killed compiles in the cache, with their sizes."""
+    return [(path, path.stat().st_size) for path in abandoned(models_directory())]
+
+
+def remove_leftovers() -> list[tuple[Path, int]]:
+    """Delete the files of killed compiles; returns those that are gone, with their sizes."""
+    gone = []
+    for path, size in leftovers():
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("can't delete %s, left by a killed compile: %s", path, error)
+            continue
+        gone.append((path, size))
+    return gone
 
 
 def list_models() -> list[CachedModel]:
@@ -158,6 +207,7 @@ def remove(names: Sequence[str]) -> list[CachedModel]:
 
     Raises:
         UsageError: a name means no entry, or several.
+        HornitoError: one can't be deleted.
     """
     entries: dict[Path, CachedModel] = {}
     for name in names:
@@ -166,14 +216,21 @@ def remove(names: Sequence[str]) -> list[CachedModel]:
             raise UsageError(f"no cached model is called '{name}'{_hint(name)}")
         entries[entry.path] = entry
     for entry in entries.values():
-        if entry.path.is_dir():
-            shutil.rmtree(entry.path)
-            if not any(entry.path.parent.iterdir()):
-                entry.path.parent.rmdir()
-        else:
-            _note_of(entry.path).unlink(missing_ok=True)
-            entry.path.unlink()
+        try:
+            _delete(entry.path)
+        except OSError as error:
+            raise HornitoError(f"can't delete {entry.path}: {error.strerror or error}") from error
     return list(entries.values())
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+        if not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    else:
+        _note_of(path).unlink(missing_ok=True)
+        path.unlink()
 
 
 def resolve_model(model: str | os.PathLike[str], weights: str | None = None) -> Path:
@@ -184,8 +241,12 @@ def resolve_model(model: str | os.PathLike[str], weights: str | None = None) -> 
     """
     text = os.fspath(model)
     path = Path(text).expanduser()
-    if path.exists():
-        return path
+    try:
+        if path.exists():
+            return path
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"can't look for the model {text[:60]!r}: {reason}") from error
     entry = _only(text, find(text, weights))
     if entry is not None and entry.kind == "compiled":
         return entry.path
@@ -235,7 +296,10 @@ def _downloaded(name: str, folder: Path) -> Path:
 def _used(folder: Path, path: Path) -> Path:
     now = time.time()
     if (folder / MARKER).exists():
-        os.utime(folder / MARKER, (now, now))
+        try:
+            os.utime(folder / MARKER, (now, now))
+        except OSError as error:
+            log.debug("no note of the use of %s: %s", folder, error)
     return path
 
 

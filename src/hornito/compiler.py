@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hornito.cache import models_directory, note_use
+from hornito.cache import models_directory, note_use, prepare_models_directory
 from hornito.errors import FormatError, UnsupportedError, UsageError
 from hornito.graph.graph import Graph, Weight
 from hornito.graph.passes import PassReport, run_passes
@@ -28,6 +28,7 @@ from hornito.quant.storage import PackedData, pack
 from hornito.support import support_report
 
 DEFAULT_WEIGHTS = "fp16"
+_CACHED_NAME_BYTES = 160
 DEFAULT = "default"
 """In names of cached packages: `keep` for sources with quantised tensors, `fp16` for others."""
 _DTYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
@@ -201,9 +202,11 @@ def compile_cached(
         facts += [file.name, str(stat.st_size), str(stat.st_mtime_ns)]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     name = path.name if folder else path.stem
+    # A file system takes names of 255 bytes; the digest tells cut ones apart.
+    name = os.fsencode(name)[:_CACHED_NAME_BYTES].decode(errors="ignore")
     out = models_directory() / f"{name}-{label}-{digest}.vxm"
-    if not out.exists():
-        out.parent.mkdir(parents=True, exist_ok=True)
+    if not os.path.exists(out):
+        prepare_models_directory()
         compile_source(path, out, weights=weights, progress=progress)
     note_use(out, path)
     return out

@@ -16,10 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the cached models, the one used last first."""
-    from hornito.cache import list_models
+    from hornito.cache import leftovers, list_models
     from hornito.vk.pipeline import cache_directory
 
-    models = list_models()
+    models, killed = list_models(), leftovers()
     if arguments.json:
         print_json(
             {
@@ -36,9 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
                     }
                     for model in models
                 ],
+                "leftovers": [{"path": str(path), "bytes": size} for path, size in killed],
             }
         )
         return 0
+    if killed:
+        size = megabytes(sum(size for _, size in killed))
+        print(
+            f"{len(killed)} unfinished file(s) of killed compiles take {size}; the next compile "
+            "into the cache or `hornito rm --all` deletes them"
+        )
     if not models:
         print(f"no models in {cache_directory()}; `hornito run MODEL` puts compiled ones there")
         return 0

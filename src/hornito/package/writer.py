@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,10 @@ from hornito.package.format import (
     Manifest,
     encode_header,
 )
+from hornito.package.partial import partial_path
 from hornito.progress import NullProgress, Progress
+
+log = logging.getLogger("hornito")
 
 BytesLike = bytes | bytearray | memoryview | npt.NDArray[Any]
 TensorData = Callable[[], BytesLike | Iterable[BytesLike]]
@@ -99,7 +102,7 @@ def write_package(
     entries = {tensor.name: tensor.entry() for tensor in placed}
     header = encode_header(entries, manifest)
     total = len(header) + (placed[-1].end if placed else 0)
-    partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    partial = partial_path(target)
     progress = progress or NullProgress()
     try:
         _check_space(target, total)
@@ -119,8 +122,16 @@ def write_package(
         raise HornitoError(f"can't write {target} ({total} bytes): {error}") from error
     finally:
         progress.finish()
-        partial.unlink(missing_ok=True)
+        _discard(partial)
     return total
+
+
+def _discard(partial: Path) -> None:
+    """Delete what a failed write left; a folder that refuses must not hide why the write failed."""
+    try:
+        partial.unlink(missing_ok=True)
+    except OSError as error:
+        log.debug("can't delete %s: %s", partial, error)
 
 
 def _blob(name: str, data: BytesLike) -> TensorSpec:
