@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from hornito.errors import SessionError
 from hornito.runtime.decode import decode_records
 from hornito.runtime.overflow import Overflow
 from hornito.runtime.results import Chunk, Timings
@@ -58,8 +59,15 @@ def stream_answer(
         with telling(progress, len(ids)) as tell:
             session.prefill(ids, sampler=sampler, evaluated=tell)
     prefilled = time.monotonic()
+    edits = session.edits
     yield from _pieces(answer, session)
     while not answer.ended():
+        session.check_open()
+        if session.edits != edits:
+            raise SessionError(
+                "the session was used by another call while its answer was being streamed; finish "
+                "or close the stream first"
+            )
         runs = decode_records(
             [session],
             [max_tokens - answer.count],
@@ -76,6 +84,7 @@ def stream_answer(
         assert session.pending is not None
         session.rebuild([*session.ids, session.pending], overflow, sampler)
         sampler = replace(sampler, prompt_tokens=session.position)
+        edits = session.edits
         yield from _pieces(answer, session)
     ended = time.monotonic()
     yield answer.last(

@@ -12,6 +12,7 @@ from hornito.errors import SessionError, UsageError
 from hornito.ops.base import ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import RING
 from hornito.runtime.engine import Engine, Record, RowUpdate
+from hornito.runtime.guard import uninterrupted
 from hornito.runtime.sampler import Sampler, SamplingParams, sampling_updates
 from hornito.runtime.session import Session, row_bytes, words
 
@@ -106,17 +107,23 @@ class _Run:
         self.arrived: list[Records] = []  # read from the device, not yielded yet
 
     def steps(self) -> Iterator[Records]:
-        while True:
+        while (records := self._next()) is not None:
+            if any(records):
+                yield records
+
+    def _next(self) -> Records | None:
+        """The records of the oldest run, with newer ones on their way; None at the end."""
+        with self.engine.lock:
             while len(self.in_flight) < 2 and not self.arrived and self._left() > 0:
                 self._submit()
             if not self.in_flight and not self.arrived:
-                return
+                return None
             if not self.arrived:
                 self._receive()
-            records = self.arrived.pop(0)
-            self._accept(records)
-            if any(records):
-                yield records
+            with uninterrupted():
+                records = self.arrived.pop(0)
+                self._accept(records)
+            return records
 
     def _left(self) -> int:
         """Steps that have not been submitted yet for the session that wants most."""
@@ -130,7 +137,6 @@ class _Run:
         updates: list[tuple[str, int, bytes]] = []
         if not self.owns_rows:
             engine.claim_batch(self._release)
-            self.owns_rows = True
             records = [self._row(i) for i in range(len(self.sessions))]
             n = len(records)
             updates = [
@@ -139,15 +145,17 @@ class _Run:
             ]
             if self.sampled:
                 updates += self._sampling()
-        for i, session in enumerate(self.sessions):
-            if not self.over[i]:
-                self.submitted[i] = min(self.submitted[i] + count, self.limits[i])
-                session.holder = self
-                session.reserve(self.submitted[i])
         step = engine.recording("batch", self.rows, "body")
         tail = "sample" if self.sampled else "argmax"
         step = step + engine.recording("batch", self.rows, tail)
-        self.in_flight.append((engine.submit(updates, step * count), count))
+        with uninterrupted():
+            for i, session in enumerate(self.sessions):
+                if not self.over[i]:
+                    self.submitted[i] = min(self.submitted[i] + count, self.limits[i])
+                    session.holder = self
+                    session.reserve(self.submitted[i])
+            self.in_flight.append((engine.submit(updates, step * count), count))
+            self.owns_rows = True
 
     def _row(self, index: int) -> RowUpdate:
         session = self.sessions[index]
@@ -175,13 +183,16 @@ class _Run:
 
     def _receive(self) -> None:
         """Wait for the oldest run in flight and read its tokens."""
-        ticket, count = self.in_flight.pop(0)
+        ticket, count = self.in_flight[0]
         self.engine.wait(ticket)
         tops = [sampler.params.logprobs or 0 for sampler in self.samplers]
-        records = self.engine.take_records("batch", len(self.sessions), count, tops)
-        for i, row in enumerate(records):
-            self.over[i] = self.over[i] or len(row) < count or row[-1].token in self.ends
-        self.arrived.append(records)
+        with uninterrupted():
+            # An interrupted wait leaves the run in flight; what it emitted is read or skipped once.
+            self.in_flight.pop(0)
+            records = self.engine.take_records("batch", len(self.sessions), count, tops)
+            for i, row in enumerate(records):
+                self.over[i] = self.over[i] or len(row) < count or row[-1].token in self.ends
+            self.arrived.append(records)
 
     def _release(self) -> None:
         """Another call wants the row records: finish what is in flight, keep it for later."""
@@ -209,15 +220,21 @@ class _Run:
 
     def stop(self) -> None:
         """Wait for what is still running; its tokens are dropped."""
-        if self.engine.closed:
-            return
-        if self.owns_rows:
-            self.engine.leave_batch()
-        for ticket, count in self.in_flight:
-            self.engine.wait(ticket)
-            self.engine.skip_records("batch", len(self.sessions), count)
-        for session in self.sessions:
-            session.leave(self)
+        with self.engine.lock:
+            if self.engine.closed:
+                return
+            if self.owns_rows:
+                self.engine.leave_batch()
+            # Whatever happens to the waits, these records are never read.
+            with uninterrupted():
+                last = self.in_flight[-1][0] if self.in_flight else 0
+                for _, count in self.in_flight:
+                    self.engine.skip_records("batch", len(self.sessions), count)
+                self.in_flight.clear()
+            if last:
+                self.engine.wait(last)
+            for session in self.sessions:
+                session.leave(self)
 
 
 def _one_engine(sessions: Sequence[Session]) -> Engine:

@@ -6,9 +6,11 @@ records, block tables) goes to the device in a small recording of the same submi
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +27,7 @@ from hornito.ops.rope import original_max
 from hornito.plan.plan import RING, Plan, PlanOptions, build_plan
 from hornito.plan.recording import Pipelines, record
 from hornito.progress import NullProgress, Progress
+from hornito.runtime.guard import uninterrupted
 from hornito.runtime.kv_cache import BlockCopy, BlockPool, BlockTables
 from hornito.runtime.memory import (
     check_memory,
@@ -130,7 +133,7 @@ class Engine:
         self.options = replace(options, eos_count=len(self.eos_ids))
         self.plan = build_plan(graph, device.caps, self.options)
         self.memory = memory_plan(self.plan, self.options)
-        check_memory(device, self.memory)
+        check_memory(device, self.memory, self.options)
         self.identity = _identity(package, graph, self.plan, options, precision)
         self.context = options.context
         self.vocabulary = self.plan.vocabulary
@@ -139,6 +142,7 @@ class Engine:
         self._preludes: list[Recorder] = []
         self._copies: dict[tuple[str, int], Recorder] = {}
         self.pools: list[BlockPool] = []
+        self.lock = threading.RLock()
         self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self.snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         self.counters = Counters()
@@ -266,11 +270,20 @@ class Engine:
             updates: (state item, byte offset, bytes).
         """
         self._check_open()
-        updates = [*updates, *(("tables", at, data) for at, data in self.tables.take_updates())]
-        runs = list(recordings)
-        if updates or self._queued:
-            runs.insert(0, self._prelude(updates))
-        self.last_ticket = self.device.submit(runs)
+        with self.lock, uninterrupted():
+            updates = [*updates, *(("tables", at, data) for at, data in self.tables.take_updates())]
+            runs = list(recordings)
+            try:
+                if updates or self._queued:
+                    runs.insert(0, self._prelude(updates))
+                self.last_ticket = self.device.submit(runs)
+            except BaseException:
+                # Nothing has reached the device: the next submission brings all of it.
+                self.tables.forget_device()
+                raise
+            for copy in self._queued:
+                self.counters.copied_bytes += copy.pool.kind.block_bytes
+            self._queued.clear()
         return self.last_ticket
 
     def flush(self) -> None:
@@ -297,8 +310,6 @@ class Engine:
             recorder.barrier()
             size = copy.pool.kind.block_bytes
             recorder.copy(*copy.pool.place(copy.source), *copy.pool.place(copy.target), size)
-            self.counters.copied_bytes += size
-        self._queued.clear()
         recorder.end()
         return recorder
 
@@ -339,7 +350,7 @@ class Engine:
                 raise HornitoError(
                     f"the logits of row {row} are not finite: a value overflowed or the weights "
                     "are damaged; run `hornito verify` on the package, or load with "
-                    "precision='high'"
+                    "precision high (--precision high, or precision='high')"
                 )
         return found
 
@@ -417,9 +428,11 @@ class Engine:
         """
         self._check_open()
         if not self._free_slots:
+            gc.collect()  # sessions of streams that were left in reference cycles
+        if not self._free_slots:
             raise SessionError(
-                f"all {self.options.slots} slots are in use; close a session or load with slots="
-                f"{self.options.slots + 1}"
+                f"all {self.options.slots} slots are in use; close a session or load with more "
+                f"(slots={self.options.slots + 1})"
             )
         return self._free_slots.pop()
 
@@ -443,6 +456,8 @@ class Engine:
         if self._closed:
             return
         self._closed = True
+        if self.device.foreign:
+            return
         for recorder in [*self._made_recorders(), *self._preludes]:
             recorder.free()
         for pool in self.pools:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hornito.errors import DeviceMemoryError, SessionError, UsageError
+from hornito.errors import DeviceMemoryError, SessionError, UsageError, size_text
 from hornito.ops.base import BLOCK_POSITIONS, ceil_div
 from hornito.plan.plan import KvKind
 from hornito.vk.memory import Arena
@@ -70,8 +70,8 @@ class BlockPool:
             need = self.kind.block_bytes
             raise DeviceMemoryError(
                 f"the KV pool is full: all {self.count} blocks of {BLOCK_POSITIONS} positions are "
-                f"in use ({self.bytes:,} bytes). Close sessions, or load with more slots=, "
-                "context= or kv_bytes=",
+                f"in use ({size_text(self.bytes)}). Close sessions or snapshots, or load with "
+                "more slots, a larger context or more kv_bytes",
                 needed=need,
                 available=0,
             )
@@ -129,6 +129,13 @@ class BlockTables:
         self.entries[slot, kind, index] = address
         low, high = self._dirty.get((slot, kind), (index, index))
         self._dirty[slot, kind] = (min(low, index), max(high, index))
+
+    def forget_device(self) -> None:
+        """Take the device's copy for lost: all of it is an update again."""
+        slots, kinds, blocks = self.entries.shape
+        for slot in range(slots):
+            for kind in range(kinds):
+                self._dirty[slot, kind] = (0, blocks - 1)
 
     def take_updates(self) -> list[tuple[int, bytes]]:
         """(byte offset, bytes) of what changed since the last call."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hornito.errors import DeviceMemoryError
+from hornito.errors import DeviceMemoryError, size_text
 from hornito.graph.graph import Graph
 from hornito.ops.base import BLOCK_POSITIONS, MOST_BIASES, MOST_TOP, ROW_BYTES, SAMPLING_BYTES
 from hornito.ops.head import RECORD_BYTES
@@ -146,22 +146,31 @@ def fit_context(
             return trial
         if context <= BLOCK_POSITIONS:
             raise DeviceMemoryError(
-                f"the model needs {needed:,} bytes at a context of {context}; "
-                f"{device.info.name} has {available:,} left. Compile with smaller --weights",
+                f"the model needs {size_text(needed)} at a context of {context}; "
+                f"{device.info.name} has {size_text(available)} left. Compile it with smaller "
+                "weights (--weights int8 or int4)",
                 needed=needed,
                 available=available,
             )
         context = max(BLOCK_POSITIONS, context // 2 // BLOCK_POSITIONS * BLOCK_POSITIONS)
 
 
-def check_memory(device: Device, memory: MemoryPlan) -> None:
+def check_memory(device: Device, memory: MemoryPlan, options: PlanOptions) -> None:
     """Raise DeviceMemoryError when a plan does not fit what the device has left."""
     available, _ = device.heap_budget()
     if memory.total > available:
+        ways = []
+        if options.context > BLOCK_POSITIONS:
+            ways.append(f"load with a context below {options.context} (--context)")
+        if not options.kv_half:
+            ways.append("keep the KV cache in fp16 (--kv fp16, or kv='fp16')")
+        if options.slots > 1:
+            ways.append(f"load with fewer than {options.slots} slots")
+        ways.append("compile with smaller weights (--weights int8 or int4)")
         raise DeviceMemoryError(
-            f"the plan needs {memory.total:,} bytes (weights {memory.weights:,}, KV {memory.kv:,}, "
-            f"activations {memory.activations:,}); {device.info.name} has {available:,} left. "
-            "Load with a smaller context= or kv='fp16', or compile with smaller --weights",
+            f"the plan needs {size_text(memory.total)} (weights {size_text(memory.weights)}, KV "
+            f"{size_text(memory.kv)}, activations {size_text(memory.activations)}); "
+            f"{device.info.name} has {size_text(available)} left. What helps: {', or '.join(ways)}",
             needed=memory.total,
             available=available,
         )

@@ -52,12 +52,13 @@ def start_from_prefix(session: Session, ids: Sequence[int]) -> int:
     Returns:
         the tokens of the prefix, which are the session's position.
     """
-    own = min(common_prefix(session.ids, ids), len(ids) - 1)
-    if own < session.position and own < session.blocks.first_kept:
-        own = 0
-    match = best_match(list(session.engine.snapshots), ids)
-    if match is not None and match.tokens > own:
-        session.restore(match.snapshot)
-        own = match.tokens
-    session.rewind(own)
-    return own
+    with session.engine.lock:
+        own = min(common_prefix(session.ids, ids), len(ids) - 1)
+        if own < session.position and own < session.blocks.first_kept:
+            own = 0
+        match = best_match(list(session.engine.snapshots), ids)
+        if match is not None and match.tokens > own:
+            session.restore(match.snapshot)
+            own = match.tokens
+        session.rewind(own)
+        return own

@@ -16,6 +16,7 @@ from hornito.errors import ContextOverflowError, SessionError, UsageError
 from hornito.ops.base import ROW_EMBEDDED, ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import LOGITS_ROWS
 from hornito.runtime.engine import Engine, Record, RowUpdate
+from hornito.runtime.guard import locked, uninterrupted
 from hornito.runtime.kv_cache import SequenceBlocks, share_blocks
 from hornito.runtime.overflow import Overflow
 from hornito.runtime.sampler import Sampler, sampling_updates
@@ -51,7 +52,12 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.slot = engine.take_slot()
+        with engine.lock, uninterrupted():
+            self._begin(engine.take_slot())
+
+    def _begin(self, slot: int) -> None:
+        engine = self.engine
+        self.slot = slot
         self.ids: list[int] = []
         self.pending: int | None = None
         self.record: Record | None = None
@@ -84,6 +90,7 @@ class Session:
 
     # -- evaluation -------------------------------------------------------------------------
 
+    @locked
     def prefill(
         self,
         ids: Sequence[int] = (),
@@ -191,6 +198,7 @@ class Session:
         """Evaluate one token and find the next."""
         self.prefill([token])
 
+    @locked
     def logprobs(self, ids: Sequence[int], *, chunk: int | None = None) -> FloatArray:
         """Evaluate `ids` and return the log-probability of each, given all before it.
 
@@ -208,6 +216,7 @@ class Session:
         self._evaluate(ids[-1:], 1, "argmax")
         return out
 
+    @locked
     def prefill_logits(self, ids: Sequence[int], *, chunk: int | None = None) -> FloatArray:
         """Evaluate `ids` as `prefill` does and return the logits after each, `[n, V]` fp32."""
         ids = self._admit(ids)
@@ -225,6 +234,7 @@ class Session:
         self._collect(kind, 1)
         return out
 
+    @locked
     def logits(self) -> FloatArray:
         """The logits `[V]` after the last evaluated token.
 
@@ -292,8 +302,8 @@ class Session:
         if total > self.engine.context:
             raise ContextOverflowError(
                 f"{count} tokens at position {self.position} need {total} positions; the "
-                f"context has {self.engine.context}. Load with context={total} or shorten the "
-                "prompt",
+                f"context has {self.engine.context}. Load with a context of {total} "
+                f"(--context {total}, or context={total}) or shorten the prompt",
                 tokens=total,
                 context=self.engine.context,
             )
@@ -356,12 +366,13 @@ class Session:
             runs += engine.recording(kind, rows, tail)
         if tail == "logits":
             runs.append(engine.logits_copy(kind, rows))
-        ticket = engine.submit(changes, runs)
-        self.ids += ids
-        self.pending = None
-        self.fresh = True
-        self.edits += 1
-        engine.counters.evaluated_tokens += live
+        with uninterrupted():
+            ticket = engine.submit(changes, runs)
+            self.ids += ids
+            self.pending = None
+            self.fresh = True
+            self.edits += 1
+            engine.counters.evaluated_tokens += live
         if tail == "none":
             return 0
         try:
@@ -412,9 +423,11 @@ class Session:
         """
         engine = self.engine
         end = min(end, engine.context)
-        copies = self.blocks.prepare(self.position, end, engine.last_ticket)
-        engine.queue_copies(copies)
+        with uninterrupted():
+            copies = self.blocks.prepare(self.position, end, engine.last_ticket)
+            engine.queue_copies(copies)
 
+    @locked
     def rewind(self, position: int, *, refill: bool = False) -> None:
         """Forget everything from `position` on.
 
@@ -441,16 +454,19 @@ class Session:
             )
         kept = self.ids[:position]
         again = 0 < position < first
-        self.blocks.truncate(0 if again else position, self.engine.last_ticket)
-        self.ids = [] if again else kept
-        self._forget_vectors(position)
-        self.pending = None
-        self.edits += 1
+        with uninterrupted():
+            self.blocks.truncate(0 if again else position, self.engine.last_ticket)
+            self.ids = [] if again else kept
+            self._forget_vectors(position)
+            self.pending = None
+            self.fresh = False
+            self.edits += 1
         if again:
             self._run(kept)
             self.pending = None
         self.fresh = False
 
+    @locked
     def rebuild(
         self,
         ids: Sequence[int],
@@ -481,18 +497,21 @@ class Session:
 
     # -- snapshots --------------------------------------------------------------------------
 
+    @locked
     def snapshot(self) -> Snapshot:
         """What the session is now, sharing its blocks; nothing is copied."""
         self.check_open()
-        return Snapshot(
-            self.engine,
-            self.blocks.share(self.position),
-            list(self.ids),
-            self.pending,
-            dict(self.vectors),
-            self.sampler,
-        )
+        with uninterrupted():
+            return Snapshot(
+                self.engine,
+                self.blocks.share(self.position),
+                list(self.ids),
+                self.pending,
+                dict(self.vectors),
+                self.sampler,
+            )
 
+    @locked
     def restore(self, snapshot: Snapshot) -> None:
         """Become what the snapshot is: block tables are edited, nothing is evaluated or copied.
 
@@ -503,16 +522,18 @@ class Session:
         snapshot.check()
         if snapshot.engine is not self.engine:
             raise SessionError("a snapshot can be restored only on the engine that it was made on")
-        shared = [list(blocks) for blocks in snapshot.blocks]
-        share_blocks(self.engine.pools, shared)
-        self.blocks.replace(shared, self.engine.last_ticket)
-        self.ids = list(snapshot.ids)
-        self.vectors = dict(snapshot.vectors)
-        self.pending = snapshot.pending
-        self.sampler = snapshot.sampler
-        self.fresh = False
-        self.edits += 1
+        with uninterrupted():
+            shared = [list(blocks) for blocks in snapshot.blocks]
+            share_blocks(self.engine.pools, shared)
+            self.blocks.replace(shared, self.engine.last_ticket)
+            self.ids = list(snapshot.ids)
+            self.vectors = dict(snapshot.vectors)
+            self.pending = snapshot.pending
+            self.sampler = snapshot.sampler
+            self.fresh = False
+            self.edits += 1
 
+    @locked
     def fork(self) -> Session:
         """A second session at this point, in a slot of its own; nothing is copied.
 
@@ -525,6 +546,7 @@ class Session:
             twin.restore(here)
         return twin
 
+    @locked
     def load(self, path: str | os.PathLike[str]) -> None:
         """Become what a snapshot file holds; the session is unchanged when that fails.
 
@@ -543,6 +565,7 @@ class Session:
         """Bytes of the KV blocks held, shared ones included."""
         return self.blocks.nbytes
 
+    @locked
     def accept(self, tokens: Sequence[int], sampler: Sampler | None = None) -> None:
         """Take over tokens that a decode run emitted: each was pending when the next came."""
         if not tokens:
@@ -566,16 +589,20 @@ class Session:
         if self._closed:
             raise SessionError("this session is closed")
 
+    @locked
     def close(self) -> None:
         """Return the slot and the blocks; a second call does nothing."""
         if self._closed:
             return
-        self._closed = True
-        self.engine.sessions.discard(self)
-        if self.engine.closed:
-            return
-        self.blocks.truncate(0, self.engine.last_ticket)
-        self.engine.return_slot(self.slot)
+        with uninterrupted():
+            self._closed = True
+            self.engine.sessions.discard(self)
+            if self.engine.closed:
+                return
+            try:
+                self.blocks.truncate(0, self.engine.last_ticket)
+            finally:
+                self.engine.return_slot(self.slot)
 
     release = close
 

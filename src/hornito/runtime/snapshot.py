@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import SessionError
+from hornito.runtime.guard import uninterrupted
 from hornito.runtime.kv_cache import Blocks, first_kept, held_bytes, release_blocks
 
 if TYPE_CHECKING:
@@ -106,12 +107,13 @@ class Snapshot:
 
     def release(self) -> None:
         """Give up the blocks; a second call does nothing."""
-        if self._released:
-            return
-        self._released = True
-        self.engine.snapshots.discard(self)
-        if not self.engine.closed:
-            release_blocks(self.engine.pools, self._blocks, self.engine.last_ticket)
+        with self.engine.lock, uninterrupted():
+            if self._released:
+                return
+            self._released = True
+            self.engine.snapshots.discard(self)
+            if not self.engine.closed:
+                release_blocks(self.engine.pools, self._blocks, self.engine.last_ticket)
 
     def __del__(self) -> None:
         self.release()

@@ -148,7 +148,8 @@ class Device:
         self.allocated_bytes = 0
         self._instance = instance
         self._physical = found.handle
-        self._closed = False
+        self._closed = True  # until there is something to close
+        self._process = os.getpid()
         self._lost = False
         self._injected = 0
         self._timer: SubmissionTimer | None = None
@@ -167,10 +168,10 @@ class Device:
             self._semaphore = self._create_semaphore()
             self._pipelines = PipelineStore(self, bytes(found.record["pipelineCacheUUID"]))
         except BaseException:
-            self._closed = True
             self.vk.vkDestroySemaphore(self.handle, self._semaphore, None)
             self.vk.vkDestroyDevice(self.handle, None)
             raise
+        self._closed = False
         _open_devices.add(self)
 
     def _create(self, found: Probe) -> Any:
@@ -212,11 +213,21 @@ class Device:
         """Refuse work on a closed or lost device, and raise what validation reported."""
         if self._closed:
             raise SessionError(f"device {self.info.name} was closed")
+        if self.foreign:
+            raise SessionError(
+                f"device {self.info.name} belongs to the process that opened it; a forked child "
+                "must open its own"
+            )
         if self._lost:
             raise DeviceLostError(
                 f"device {self.info.name} was lost; open it again", code=api.VK_ERROR_DEVICE_LOST
             )
         self._raise_validation()
+
+    @property
+    def foreign(self) -> bool:
+        """Whether this is a forked child of the process that opened the device."""
+        return self._process != os.getpid()
 
     def _raise_validation(self) -> None:
         if self._instance.log is not None:
@@ -547,6 +558,8 @@ class Device:
             return
         self._closed = True
         _open_devices.discard(self)
+        if self.foreign:
+            return  # a forked child has no driver threads to wait for; the parent owns all of it
         # Its result is of no interest: a lost device is torn down all the same.
         self.vk.vkDeviceWaitIdle(self.handle)
         if not self._lost:
