@@ -15,7 +15,7 @@ from hornito.errors import ContextOverflowError, PackageError, UsageError
 from hornito.graph.graph import Graph
 from hornito.package import Manifest, Package, open_package
 from hornito.plan.plan import PlanOptions
-from hornito.plan_summary import context_warning, plan_summary
+from hornito.plan_summary import context_warning, plan_summary, room_advice
 from hornito.progress import NullProgress, Progress
 from hornito.request import AnswerKeywords, Request
 from hornito.runtime.engine import Engine
@@ -143,6 +143,7 @@ class LLM:
         engine: plans, memory and slots.
         context: positions per session.
         steps_per_submission: decode steps that the device runs without the host.
+        model_context: positions that the model was made for.
         context_warning: says that the context is above the model's own; '' when it is not.
         prompt_progress: told about the tokens of prompts that are evaluated; None by default.
     """
@@ -192,6 +193,7 @@ class LLM:
             package.close()
             raise
         self.context = options.context
+        self.model_context: int = facts["context_length"]
         self.context_warning = context_warning(options.context, facts)
         if self.context_warning:
             logger.warning("%s", self.context_warning)
@@ -275,7 +277,7 @@ class LLM:
             UsageError: the package has none.
         """
         if not self.has_chat_template:
-            raise UsageError("this package has no chat template; use generate() with plain text")
+            raise UsageError("this package has no chat template; complete plain text instead")
         if self._template is None:
             from hornito.text.template import ChatTemplate
 
@@ -465,8 +467,9 @@ class LLM:
     def _check_length(self, length: int, overflow: Overflow) -> None:
         if length > self.context and not overflow.applies(length, self.context):
             raise ContextOverflowError(
-                f"the prompt has {length} tokens; the context holds {self.context}. Load with a "
-                "larger context, shorten the prompt, or give overflow=Overflow('truncate')",
+                f"the prompt has {length} tokens; the context holds {self.context}. "
+                f"{room_advice(self, length)}; or shorten the prompt, or have it shortened "
+                "(--overflow truncate, or overflow=Overflow('truncate'))",
                 tokens=length,
                 context=self.context,
             )

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornito.errors import ContextOverflowError, FormatError, UsageError
+from hornito.plan_summary import room_advice
 from hornito.runtime.overflow import REFUSE, Overflow
 from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.results import Chunk, Timings
@@ -173,9 +174,9 @@ class Conversation:
         if len(ids) >= context and self.settings.overflow.policy == "error":
             raise ContextOverflowError(
                 f"with this message the conversation has {len(ids)} tokens; the context holds "
-                f"{context}, answer included. Start over with /reset, shorten the message, load "
-                f"with a context above {len(ids)} (--context), or have it shortened (--overflow "
-                "truncate)",
+                f"{context}, answer included. {room_advice(self.llm, len(ids) + 1)}; or start over "
+                "(/reset), shorten the message, or have the conversation shortened (--overflow "
+                "truncate, or overflow=Overflow('truncate'))",
                 tokens=len(ids),
                 context=context,
             )

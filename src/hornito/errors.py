@@ -7,6 +7,15 @@ Each class carries the exit code that the command line ends with. A message says
 from __future__ import annotations
 
 
+def size_text(count: int) -> str:
+    """A byte count for people: '6.44 GB', '812.6 MB', and bytes below a megabyte."""
+    if count >= 1_000_000_000_000:
+        return f"{count / 1e12:,.2f} TB"
+    if count >= 1_000_000_000:
+        return f"{count / 1e9:.2f} GB"
+    return f"{count / 1e6:.1f} MB" if count >= 1_000_000 else f"{count:,} bytes"
+
+
 class HornitoError(Exception):
     """Base of all errors that Hornito raises on purpose."""
 

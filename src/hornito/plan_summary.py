@@ -23,6 +23,16 @@ def context_warning(context: int, facts: Mapping[str, Any]) -> str:
     )
 
 
+def room_advice(llm: LLM, needed: int) -> str:
+    """How to make room for `needed` positions, unless the model has no more."""
+    most = llm.model_context
+    if needed <= most:
+        return f"Load with a larger context (--context {needed}, or context={needed})"
+    if llm.context < most:
+        return f"The model was made for {most} at most (--context {most}, or context={most})"
+    return f"The model was made for {most} at most"
+
+
 def plan_summary(llm: LLM) -> str:
     """Where the work and the memory go, in a few lines."""
     engine, memory = llm.engine, llm.engine.memory

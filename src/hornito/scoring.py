@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from hornito.errors import ContextOverflowError, UsageError
+from hornito.plan_summary import room_advice
 
 if TYPE_CHECKING:
     from hornito.api import LLM
@@ -46,8 +47,8 @@ def score(llm: LLM, prompt: str | Sequence[int], continuation: str | Sequence[in
     total = len(before) + len(scored)
     if total > llm.context:
         raise ContextOverflowError(
-            f"prompt and continuation have {total} tokens; the context holds {llm.context}. Load "
-            f"with context={total} or shorten them",
+            f"prompt and continuation have {total} tokens; the context holds {llm.context}. "
+            f"{room_advice(llm, total)}, or shorten them",
             tokens=total,
             context=llm.context,
         )

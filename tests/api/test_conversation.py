@@ -145,7 +145,7 @@ def test_overflow_leaves_the_conversation_intact(llm: LLM, chat: Conversation) -
     with pytest.raises(ContextOverflowError) as caught:
         chat.say("x" * 600)
     assert caught.value.context == 512 and caught.value.tokens > 600
-    for part in (str(caught.value.tokens), "512", "/reset", "--context"):
+    for part in (str(caught.value.tokens), "512", "/reset", "made for 512", "--overflow"):
         assert part in str(caught.value)
     assert (chat.position, chat.messages) == (position, messages)
     say(chat, "still here")

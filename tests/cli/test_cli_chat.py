@@ -196,7 +196,10 @@ def test_a_full_context_says_so(
 ) -> None:
     text = "y" * 450 + "\n"
     _, _, err = talk(model, monkeypatch, capsys, text, "--max-tokens", "200", "--ignore-eos")
-    assert "(the context of 512 tokens is full; /reset, or load with --context)" in err
+    assert (
+        "(the context of 512 tokens is full; /reset starts over, and --overflow truncate goes "
+        "on with the end)"
+    ) in err
 
 
 @pytest.mark.gpu

@@ -15,6 +15,7 @@ from hornito.cli.options import (
     add_logprobs,
     add_sampling,
     sampling_keywords,
+    spell_options,
 )
 from hornito.errors import UsageError
 from text_model import write_text_model
@@ -69,12 +70,12 @@ def test_f6_ranges_are_checked_before_the_model_is_loaded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for words, message in (
-        (["--temp", "nan"], "temperature must be from 0 to 100, not nan"),
-        (["--temp", "1", "--top-p", "1.5"], "top_p must be above 0 and at most 1, not 1.5"),
-        (["--min-p", "0.5"], "min_p needs a temperature"),
+        (["--temp", "nan"], "--temp must be from 0 to 100, not nan"),
+        (["--temp", "1", "--top-p", "1.5"], "--top-p must be above 0 and at most 1, not 1.5"),
+        (["--min-p", "0.5"], "--min-p needs a temperature"),
         (["--logprobs", "21"], "logprobs must be from 0 to 20, not 21"),
         (["--seed", "1.5"], "'1.5' is no whole number from 0"),
-        (["--logit-bias", "5=inf"], "logit_bias of token 5 must be from -10000 to 10000"),
+        (["--logit-bias", "5=inf"], "--logit-bias of token 5 must be from -10000 to 10000"),
     ):
         assert main(["run", "no/such/model", "hi", *words]) == 2
         assert message in capsys.readouterr().err
@@ -105,3 +106,24 @@ def test_run_with_seed_and_logprobs(
     assert ",".join(map(str, free["token_ids"])) in captured.out
     listed = [line for line in captured.err.splitlines() if ": -" in line]
     assert [int(line.split(":")[0]) for line in listed] == free["token_ids"]
+
+
+def test_errors_name_the_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m.vxm", "Hi", "--top-k", "5"]) == 2
+    err = capsys.readouterr().err
+    assert "--top-k needs a temperature" in err and "give --temp 1\n" in err and "top_k" not in err
+    assert main(["run", "m.vxm", "Hi", "--temp", "-1"]) == 2
+    assert "--temp must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("message", "spelled"),
+    [
+        ("keep_first 9 and keep_last 8 leave no", "--keep-first 9 and --keep-last 8 leave no"),
+        ("the temperature of top_p", "the temperature of --top-p"),
+        ("a_top_p and top_p_x", "a_top_p and top_p_x"),
+        ("repetition_penalty must be", "--repeat-penalty must be"),
+    ],
+)
+def test_spelling_of_options(message: str, spelled: str) -> None:
+    assert spell_options(message) == spelled

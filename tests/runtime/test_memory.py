@@ -13,8 +13,9 @@ import pytest
 
 import hornito
 from hornito.cli.main import main
-from hornito.errors import DeviceMemoryError
+from hornito.errors import ContextOverflowError, DeviceMemoryError, size_text
 from hornito.package import open_package
+from hornito.plan_summary import room_advice
 from hornito.runtime.session import Session
 from hornito.vk.device import Device, _open_devices
 from tiny import NAMES, Compiled, answer, open_engine, random_ids, write_llama
@@ -138,9 +139,14 @@ def test_too_large_a_plan_allocates_nothing(
     error = caught.value
     assert error.available == small_heap and error.needed > small_heap
     message = str(error)
-    for part in (f"{error.needed:,} bytes", f"{small_heap:,} left", "weights 648,960", "KV "):
+    for part in (
+        f"needs {size_text(error.needed)}",
+        f"{size_text(small_heap)} left",
+        "weights 648,960 bytes",
+        "KV ",
+    ):
         assert part in message
-    assert "smaller context= or kv='fp16', or compile with smaller --weights" in message
+    assert "context below 4096 (--context), or keep the KV cache in fp16" in message
     assert device.allocated_bytes == 0 and device.memory_report() == {}
 
 
@@ -187,7 +193,7 @@ def test_a_context_that_was_asked_for_is_never_shortened(compiled: Compiled) -> 
         hornito.load(compiled("llama-tiny"), precision="high", context=10**12)
     assert caught.value.needed > 10**12 * 576
     assert caught.value.exit_code == 5
-    assert "smaller context=" in str(caught.value)
+    assert f"context below {10**12} (--context)" in str(caught.value)
     assert set(_open_devices) == before
 
 
@@ -200,7 +206,8 @@ def test_the_command_line_says_it_in_one_line(
     captured = capsys.readouterr()
     assert captured.out == ""
     (line,) = [line for line in captured.err.splitlines() if "error" in line]
-    assert line.startswith("hornito: error: the plan needs ") and "left. Load with a" in line
+    assert line.startswith("hornito: error: the plan needs ")
+    assert "left. What helps: load with a context" in line
 
 
 def test_a_default_context_is_shortened_to_what_fits(
@@ -222,7 +229,7 @@ def test_a_default_context_is_shortened_to_what_fits(
         tokens = llm.generate([5, 6, 7], max_tokens=5, ignore_eos=True).token_ids
         assert len(tokens) == 5
     free = 500_000
-    with pytest.raises(DeviceMemoryError, match=r"at a context of 64; .* 475,000 left"):
+    with pytest.raises(DeviceMemoryError, match=r"at a context of 64; .* 475,000 bytes left"):
         hornito.load(tmp_path / "m.vxm", precision="high")
 
 
@@ -279,3 +286,41 @@ def test_a_context_above_the_models_is_a_warning(
         assert f"more than the {own} positions" in llm.context_warning
         assert f"warning: {llm.context_warning}" in llm.plan_summary()
         assert llm.context_warning in caplog.messages
+
+
+def test_advice_is_only_what_helps(
+    device: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Device, "heap_budget", lambda self: (1000, 5000))
+
+    def refused(**options: Any) -> str:
+        with (
+            pytest.raises(DeviceMemoryError) as caught,
+            open_engine(device, compiled("llama-tiny"), **options),
+        ):
+            raise AssertionError("it was loaded")
+        return str(caught.value)
+
+    half = refused(kv_half=True, context=256)
+    assert "fp16" not in half and "context below 256 (--context)" in half and "slots" not in half
+    full = refused(kv_half=False, slots=3, context=64)
+    assert "--kv fp16, or kv='fp16'" in full and "context" not in full.split("What helps")[1]
+    assert "fewer than 3 slots" in full and "has 1,000 bytes left" in full
+
+
+def test_sizes_for_people() -> None:
+    sizes = [999_999, 1_000_000, 812_600_000, 6_440_000_000]
+    assert [size_text(size) for size in sizes] == ["999,999 bytes", "1.0 MB", "812.6 MB", "6.44 GB"]
+
+
+def test_room_is_advised_up_to_the_models_own_maximum(compiled: Compiled, kernels: None) -> None:
+    with hornito.load(compiled("llama-tiny"), context=64) as llm:
+        most = llm.model_context
+        assert room_advice(llm, 65) == "Load with a larger context (--context 65, or context=65)"
+        assert room_advice(llm, most + 1) == (
+            f"The model was made for {most} at most (--context {most}, or context={most})"
+        )
+        with pytest.raises(ContextOverflowError, match=r"--context 70.*--overflow truncate"):
+            llm.generate([5] * 70)
+    with hornito.load(compiled("llama-tiny")) as llm:
+        assert room_advice(llm, most + 1) == f"The model was made for {most} at most"

@@ -270,7 +270,11 @@ class Chat:
         conversation = self._conversation
         context = conversation.llm.context
         if conversation.position >= context - 1:
-            return f"(the context of {context} tokens is full; /reset, or load with --context)"
+            more = ", --context holds more" if context < conversation.llm.model_context else ""
+            return (
+                f"(the context of {context} tokens is full; /reset starts over{more}, and "
+                "--overflow truncate goes on with the end)"
+            )
         limit = conversation.settings.max_tokens
         return f"(cut at {limit} tokens; /set max-tokens {2 * limit} allows more)"
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 
 import hornito
-from hornito.cli.options import Parser
+from hornito.cli.options import Parser, spell_options
 from hornito.errors import HornitoError, UsageError
 
 VERBS = {
@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         code = _dispatch(arguments)
         sys.stdout.flush()
         return code
+    except UsageError as error:
+        return _fail(spell_options(str(error)), error.exit_code)
     except HornitoError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 
@@ -233,6 +234,23 @@ def sampling_keywords(arguments: argparse.Namespace) -> SamplingKeywords:
     keywords = cast("SamplingKeywords", found)
     sampling_params(keywords, {})
     return keywords
+
+
+def spell_options(message: str) -> str:
+    """An error of the Python interface with the options that its arguments have here."""
+    flags = {keyword: flag for flag, keyword, *_ in SAMPLING} | {
+        "logit_bias": "--logit-bias",
+        "max_tokens": "--max-tokens",
+        "keep_first": "--keep-first",
+        "keep_last": "--keep-last",
+    }
+    message = message.replace("give temperature=1.0", "give --temp 1")
+    # `temperature` is a word of other sentences too: an argument when a sentence begins with it.
+    for word in ("temperature", "seed"):
+        message = re.sub(rf"^{word} must", f"{flags.pop(word)} must", message)
+    del flags["sampling"]
+    names = "|".join(flags)
+    return re.sub(rf"(?<![\w-])({names})(?!\w)", lambda match: flags[match[1]], message)
 
 
 def add_overflow(parser: argparse.ArgumentParser) -> None:

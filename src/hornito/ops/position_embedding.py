@@ -38,7 +38,8 @@ def lower(node: Node, low: Lowering) -> None:
     if low.context > positions:
         raise UsageError(
             f"the model has learned positions for {positions} tokens; a context of {low.context} "
-            f"has none for the rest. Load with context={positions} or less"
+            f"has none for the rest. Load with a context of {positions} or less "
+            f"(--context {positions}, or context={positions})"
         )
     stored = weight_format(low.weight_dtype(table))
     if stored.variant == "q":
