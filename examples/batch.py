@@ -4,6 +4,9 @@ import sys
 
 import hornito
 
+if len(sys.argv) < 3:
+    print("usage,", __doc__, file=sys.stderr)
+    sys.exit(2)
 model, *prompts = sys.argv[1:]
 with hornito.load(model, slots=4, context=512) as llm:
     for prompt, out in zip(prompts, llm.generate(prompts, max_tokens=16), strict=True):

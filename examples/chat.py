@@ -5,6 +5,9 @@ import sys
 import hornito
 from hornito.conversation import ChatSettings, Conversation
 
+if len(sys.argv) < 3:
+    print("usage,", __doc__, file=sys.stderr)
+    sys.exit(2)
 model, *questions = sys.argv[1:]
 with (
     hornito.load(model) as llm,

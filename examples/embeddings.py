@@ -13,6 +13,9 @@ from hornito.importers.onnx_generic import bind_to, parse
 from hornito.tensor.model import TensorModel
 from hornito.vk.device import open_device
 
+if len(sys.argv) < 4:
+    print("usage,", __doc__, file=sys.stderr)
+    sys.exit(2)
 model, vocabulary, *sentences = sys.argv[1:]
 tokenizer = Tokenizer.from_file(vocabulary)
 tokenizer.enable_truncation(256)

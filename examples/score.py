@@ -4,6 +4,9 @@ import sys
 
 import hornito
 
+if len(sys.argv) < 4:
+    print("usage,", __doc__, file=sys.stderr)
+    sys.exit(2)
 model, prompt, *continuations = sys.argv[1:]
 with hornito.load(model) as llm:
     scores = {text: llm.score(prompt, text) for text in continuations}

@@ -4,7 +4,10 @@ import sys
 
 import hornito
 
-model, prompt = sys.argv[1:3]
+if len(sys.argv) != 3:
+    print("usage,", __doc__, file=sys.stderr)
+    sys.exit(2)
+model, prompt = sys.argv[1:]
 with hornito.load(model) as llm:
     for chunk in llm.stream(prompt, max_tokens=32, stop=["\n\n"]):
         print(chunk.text, end="", flush=True)

@@ -7,7 +7,10 @@ import sys
 
 import hornito
 
-model, text = sys.argv[1:3]
+if len(sys.argv) != 3:
+    print("usage,", __doc__, file=sys.stderr)
+    sys.exit(2)
+model, text = sys.argv[1:]
 ids = [int(word) for word in text.split(",")]
 with hornito.load(model) as llm:
     out = llm.generate(ids, max_tokens=8, ignore_eos=True)

@@ -54,6 +54,16 @@ def test_all_are_known_and_short() -> None:
         assert "MODEL" in usage(path)
 
 
+@pytest.mark.parametrize("path", (ROOT / "examples").glob("*.py"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("arguments", [[], ["model.gguf"]])
+def test_missing_arguments_show_the_usage(path: Path, arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert f"python examples/{path.name}" in done.stderr and "Traceback" not in done.stderr
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_tiny(path: Path, text_model: Path) -> None:

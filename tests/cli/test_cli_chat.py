@@ -278,3 +278,31 @@ def test_on_a_terminal(model: Path) -> None:
     assert process.returncode == 0
     assert b"/help shows the commands" in seen and b"tok/s" in seen
     assert b"\x1b[2m" in seen  # dim
+
+
+def test_every_setting_is_listed_and_goes_by_both_names() -> None:
+    settings = ChatSettings()
+    names = [line.split()[0] for line in describe_settings(settings)]
+    assert names == [
+        "max-tokens",
+        "stop",
+        "ignore-eos",
+        "temp",
+        "top-k",
+        "top-p",
+        "min-p",
+        "repeat-penalty",
+        "presence-penalty",
+        "frequency-penalty",
+        "seed",
+        "sampling",
+    ]
+    assert "temp 0 (default)" in describe_settings(settings)
+    assert "seed random (default)" in describe_settings(settings)
+    for name, value in (("temperature", "0.5"), ("repetition_penalty", "1.1"), ("top_k", "40")):
+        set_setting(settings, name, value)
+    lines = describe_settings(settings)
+    assert {"temp 0.5", "repeat-penalty 1.1", "top-k 40"} <= set(lines)
+    assert settings.sampling == {"temperature": 0.5, "repetition_penalty": 1.1, "top_k": 40}
+    set_setting(settings, "sampling", "model")
+    assert "top-p 1 (of the model, if it has one)" in describe_settings(settings)

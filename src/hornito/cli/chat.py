@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 HELP = """\
 /reset            forget the conversation (the system message stays)
 /system [TEXT]    show or replace the system message; /system - removes it
-/set [NAME VALUE] show or change a setting
+/set [NAME VALUE] list all settings, or change one: temp (or temperature), top-k, seed ...
 /stats            tokens reused, evaluated and generated; speed; device
 /save FILE        write the conversation as JSON
 /load FILE        take over a saved conversation

@@ -35,6 +35,10 @@ SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
 _SAMPLING = {flag.removeprefix("--"): (key, convert) for flag, key, convert, *_ in SAMPLING}
 
 
+#: The Python interface's names of the same.
+_ALIASES = {key.replace("_", "-"): name for name, (key, _) in _SAMPLING.items()}
+
+
 def set_setting(settings: ChatSettings, name: str, text: str) -> None:
     """Change one setting.
 
@@ -42,6 +46,7 @@ def set_setting(settings: ChatSettings, name: str, text: str) -> None:
         UsageError: no such setting, or a value that it does not take.
     """
     name = name.removeprefix("--").replace("_", "-")
+    name = _ALIASES.get(name, name)
     if name not in SETTINGS and name not in _SAMPLING:
         names = ", ".join([*SETTINGS, *_SAMPLING])
         raise UsageError(f"no setting is called '{name}'; there are {names}")
@@ -68,7 +73,9 @@ def _set_sampling(
 
 
 def describe_settings(settings: ChatSettings) -> list[str]:
-    """One 'name value' line for each setting."""
+    """One 'name value' line for each setting, given or not."""
+    from hornito.runtime.sampler import SamplingParams
+
     lines = []
     for name, (attribute, _) in SETTINGS.items():
         value = getattr(settings, attribute)
@@ -78,5 +85,12 @@ def describe_settings(settings: ChatSettings) -> list[str]:
             value = ", ".join(map(repr, value)) or "-"
         lines.append(f"{name} {value}")
     given: dict[str, Any] = {**settings.sampling}
-    lines += [f"{name} {given[key]}" for name, (key, _) in _SAMPLING.items() if key in given]
+    usual = {"seed": "random", "sampling": "default"}
+    whose = "of the model, if it has one" if given.get("sampling") == "model" else "default"
+    for name, (key, _) in _SAMPLING.items():
+        if key in given:
+            lines.append(f"{name} {given[key]}")
+        else:
+            value = usual.get(key) or f"{getattr(SamplingParams(), key):g}"
+            lines.append(f"{name} {value} ({'default' if key in usual else whose})")
     return lines
