@@ -11,9 +11,9 @@ from hornito.answer import Answer, join
 from hornito.batch import generate_batch, many
 from hornito.cache import resolve_model
 from hornito.compiler import compile_cached
-from hornito.errors import ContextOverflowError, PackageError, UsageError
-from hornito.graph.graph import Graph
+from hornito.errors import ContextOverflowError, UsageError
 from hornito.package import Manifest, Package, open_package
+from hornito.package.model import model_graph
 from hornito.plan.plan import PlanOptions
 from hornito.plan_summary import context_warning, plan_summary, room_advice
 from hornito.progress import NullProgress, Progress
@@ -169,9 +169,9 @@ class LLM:
         self._template: ChatTemplate | None = None
         facts = package.manifest.facts
         try:
-            graph = Graph.from_json(package.manifest.graph)
+            graph = model_graph(package)
             options = PlanOptions(
-                context=context or _fact(facts, "context_length"),
+                context=context or facts["context_length"],
                 kv_half=kv_half,
                 slots=slots,
                 kv_bytes=kv_bytes,
@@ -577,10 +577,3 @@ class LLM:
     def plan_summary(self) -> str:
         """Where the work and the memory go, in a few lines."""
         return plan_summary(self)
-
-
-def _fact(facts: Mapping[str, Any], name: str) -> int:
-    value = facts.get(name)
-    if not isinstance(value, int):
-        raise PackageError(f"the package's manifest lacks the fact {name}")
-    return value

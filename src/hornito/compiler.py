@@ -14,10 +14,12 @@ from typing import Any
 
 from hornito.cache import models_directory, note_use, prepare_models_directory
 from hornito.errors import FormatError, UnsupportedError, UsageError
+from hornito.graph.checks import DTYPES
 from hornito.graph.graph import Graph, Weight
 from hornito.graph.passes import PassReport, run_passes
 from hornito.graph.storage import KEEP, assign_formats, check_choice, format_counts
 from hornito.importers import Source, open_source
+from hornito.ops.base import head_ids
 from hornito.ops.rope import original_max
 from hornito.package import open_package, write_package
 from hornito.package.writer import TensorData
@@ -31,7 +33,6 @@ DEFAULT_WEIGHTS = "fp16"
 _CACHED_NAME_BYTES = 160
 DEFAULT = "default"
 """In names of cached packages: `keep` for sources with quantised tensors, `fp16` for others."""
-_DTYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,7 @@ def model_facts(source: Source, graph: Graph) -> dict[str, Any]:
     """What the manifest says about the model."""
     attention = [node for node in graph if node.op == "attention"]
     first = attention[0]
+    vocabulary = head_ids(graph)
     return {
         "model_type": source.model_type,
         "name": source.name,
@@ -243,7 +245,8 @@ def model_facts(source: Source, graph: Graph) -> dict[str, Any]:
         "rope_short_up_to": original_max(graph),
         "windows": sorted({node.attr("window") for node in attention}),
         "tied_head": bool(source.config["tie_word_embeddings"]),
-        "eos_ids": list(source.eos_ids),
+        # A model can't choose an id that its head lacks.
+        "eos_ids": [token for token in source.eos_ids if token < vocabulary],
         "bos_id": source.bos_id,
         "add_bos": source.add_bos,
         "token_strings": source.token_strings,
@@ -266,7 +269,7 @@ def _tensor(name: str, weight: Weight) -> tuple[str, str, tuple[int, ...], Tenso
     except FormatError as error:
         raise FormatError(f"weight {name}: {error}") from error
     shape = (size,) if stored.quantised else weight.shape
-    return name, _DTYPES.get(stored.name, "U8"), shape, lambda: pack(stored, data)
+    return name, DTYPES.get(stored.name, "U8"), shape, lambda: pack(stored, data)
 
 
 def is_package(path: str | os.PathLike[str]) -> bool:

@@ -237,6 +237,7 @@ class Graph:
             UnsupportedError: a weight has a storage type that is unknown, or it is a graph of
                 tensor ops.
         """
+        from hornito.ops.attributes import check_attributes
         from hornito.quant.formats import weight_format
 
         if isinstance(data, dict) and data.get("kind") == "tensor":
@@ -249,23 +250,23 @@ class Graph:
             for name, value in data["inputs"].items():
                 graph.add_input(name, value["dtype"], _shape_from_json(value["shape"]))
             for name, w in data["weights"].items():
-                shape = tuple(int(d) for d in w["shape"])
+                shape = _weight_shape(name, w["shape"])
                 dtype = weight_format(w["dtype"]).name
                 graph.weights[name] = Weight(shape, dtype, None, bool(w["matrix"]))
             for n in data["nodes"]:
                 attrs = {k: tuple(v) if isinstance(v, list) else v for k, v in n["attrs"].items()}
-                graph.append(
-                    Node(
-                        n["op"],
-                        n["name"],
-                        tuple(n["inputs"]),
-                        tuple(n["outputs"]),
-                        attrs,
-                        tuple(n["covers"]),
-                    )
+                node = Node(
+                    n["op"],
+                    n["name"],
+                    tuple(n["inputs"]),
+                    tuple(n["outputs"]),
+                    attrs,
+                    tuple(n["covers"]),
                 )
+                check_attributes(node)
+                graph.append(node)
             graph.outputs = [str(name) for name in data["outputs"]]
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise FormatError(f"the graph's JSON is malformed: {error!r}") from error
         graph.check()
         return graph
@@ -279,6 +280,13 @@ class Graph:
 
 def _value_to_json(value: Value) -> dict[str, Any]:
     return {"dtype": value.dtype, "shape": [dim_to_json(d) for d in value.shape]}
+
+
+def _weight_shape(name: str, data: Any) -> tuple[int, ...]:
+    """The shape of a weight: dimensions of at least 1."""
+    if not isinstance(data, list) or any(type(dim) is not int or dim < 1 for dim in data):
+        raise FormatError(f"weight {name}: {data!r:.60} is no shape of positive whole numbers")
+    return tuple(data)
 
 
 def _shape_from_json(data: Any) -> Shape:
