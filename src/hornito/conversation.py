@@ -333,7 +333,7 @@ def _prefix_messages(prefix: Snapshot | None) -> list[dict[str, str]]:
     if not prefix.messages:
         raise UsageError(
             "this prefix was made from plain text; a chat needs one of messages (`hornito cache "
-            "save MODEL FILE --system FILE`, LLM.prefill_chat)"
+            "save MODEL FILE --system-file FILE`, LLM.prefill_chat)"
         )
     return [dict(message) for message in prefix.messages]
 

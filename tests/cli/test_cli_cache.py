@@ -48,7 +48,9 @@ def fails(capsys: Capture, message: str, *words: object) -> None:
 def test_a_system_prefix(desk: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saved, shown, used by run and by a chat, deleted; answers are those without it."""
     model, file = desk / "m.gguf", desk / "system.prefix"
-    saved = command(capsys, "cache", "save", model, file, "--system", desk / "system.txt", *LOAD)
+    saved = command(
+        capsys, "cache", "save", model, file, "--system-file", desk / "system.txt", *LOAD
+    )
     assert saved["bytes"] == file.stat().st_size and saved["path"] == str(file)
     shown = command(capsys, "cache", "info", file)
     assert shown["tokens"] == saved["tokens"] > 20 and shown["blocks"] == [1]
@@ -86,7 +88,7 @@ def test_a_system_prefix(desk: Path, capsys: Capture, monkeypatch: pytest.Monkey
 @pytest.mark.gpu
 def test_prefixes_of_text_and_ids(desk: Path, capsys: Capture) -> None:
     model, text, ids = desk / "m.gguf", desk / "text.prefix", desk / "ids.prefix"
-    saved = command(capsys, "cache", "save", model, text, "--text", desk / "text.txt", *LOAD)
+    saved = command(capsys, "cache", "save", model, text, "--text-file", desk / "text.txt", *LOAD)
     run = ["run", model, "--raw", "--max-tokens", 12, "--ignore-eos", *LOAD]
     warm = command(capsys, *run, " and then", "--prefix", text)
     assert (
@@ -106,7 +108,7 @@ def test_prefixes_of_text_and_ids(desk: Path, capsys: Capture) -> None:
     fails(capsys, "made with precision = 'high'; this session has 'normal'", *words)
     fails(capsys, "no such snapshot file", *run, "--ids", "8", "--prefix", desk / "none")
     # One that is none keeps the others from being deleted.
-    fails(capsys, "no readable snapshot file", "cache", "rm", text, desk / "text.txt")
+    fails(capsys, "is a text file, not a prefix snapshot", "cache", "rm", text, desk / "text.txt")
     assert text.exists() and (desk / "text.txt").exists()
     assert main(["cache", "rm", str(text), str(ids)]) == 0
     assert capsys.readouterr().out.count("removed ") == 2
@@ -121,11 +123,13 @@ def test_mistakes(desk: Path, capsys: Capture) -> None:
         ("'load' is none of save, info, rm", ["load", model]),
         ("give MODEL and OUT", ["save", model]),
         ("give MODEL and OUT", ["save", model, "a", "b", "--ids", "1"]),
-        ("give one of --text FILE, --system FILE and --ids", ["save", model, "out"]),
-        ("give one of", ["save", model, "out", "--ids", "1", "--text", desk / "text.txt"]),
+        ("give one of --text-file FILE, --system-file FILE and --ids", ["save", model, "out"]),
+        ("give one of", ["save", model, "out", "--ids", "1", "--text-file", desk / "text.txt"]),
         ("--ids goes with `hornito cache save`", ["info", "file", "--ids", "1"]),
         ("no such snapshot file", ["info", desk / "none"]),
-        ("no readable snapshot file", ["info", desk / "text.txt"]),
-        ("is not UTF-8", ["save", model, "out", "--text", desk / "latin"]),
+        ("is a text file, not a prefix snapshot", ["info", desk / "text.txt"]),
+        ("--text-file none: no such file", ["save", model, "out", "--text-file", "none"]),
+        ("m.gguf is a GGUF file, not a prefix snapshot: `hornito check", ["info", model]),
+        ("is not UTF-8", ["save", model, "out", "--text-file", desk / "latin"]),
     ):
         fails(capsys, message, "cache", *words)

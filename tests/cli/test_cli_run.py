@@ -161,7 +161,7 @@ def test_prompt_file(llm: FakeLLM, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_bytes("zwölf\r\n\n".encode())
     assert main(["run", "m.vxm", "--prompt-file", str(tmp_path / "p.txt"), "--raw"]) == 0
     assert llm.calls[1][:2] == ("stream", "zwölf\r\n")
-    assert main(["run", "m.vxm", "--prompt-file", str(tmp_path / "none")]) == 1
+    assert main(["run", "m.vxm", "--prompt-file", str(tmp_path / "none")]) == 2
     (tmp_path / "p.txt").write_bytes(b"caf\xe9")
     assert main(["run", "m.vxm", "--prompt-file", str(tmp_path / "p.txt")]) == 2
 

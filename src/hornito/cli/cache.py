@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornito.cli.files import SNAPSHOT, expect, read_text_file
 from hornito.cli.model import add_model_options, load_model
 from hornito.cli.options import add_json, one_of, token_ids
 from hornito.cli.output import megabytes, print_fields, print_json
@@ -29,10 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("paths", metavar="MODEL OUT | FILE", nargs="+")
     parser.add_argument(
-        "--text", metavar="FILE", help="save: text as it is, for `run --raw --prefix`"
+        "--text-file", metavar="FILE", help="save: text as it is, for `run --raw --prefix`"
     )
     parser.add_argument(
-        "--system", metavar="FILE", help="save: a system message, for chats and `run --prefix`"
+        "--system-file",
+        metavar="FILE",
+        help="save: a system message, for chats and `run --prefix`",
     )
     parser.add_argument("--ids", type=token_ids, metavar="IDS", help="save: token ids: 1,2,3")
     add_model_options(parser)
@@ -41,9 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Does what the action says."""
-    given = [name for name in ("text", "system", "ids") if getattr(arguments, name) is not None]
+    given = [
+        name for name in ("text_file", "system_file", "ids") if getattr(arguments, name) is not None
+    ]
     if arguments.action != "save" and given:
-        raise UsageError(f"--{given[0]} goes with `hornito cache save`")
+        option = given[0].replace("_", "-")
+        raise UsageError(f"--{option} goes with `hornito cache save`")
     if arguments.action == "save":
         return _save(arguments, given)
     return _info(arguments) if arguments.action == "info" else _remove(arguments)
@@ -52,11 +58,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _save(arguments: argparse.Namespace, given: list[str]) -> int:
     """Evaluates a prefix and writes its snapshot."""
     if len(arguments.paths) != 2:
-        raise UsageError("give MODEL and OUT: `hornito cache save MODEL OUT --system FILE`")
+        raise UsageError("give MODEL and OUT: `hornito cache save MODEL OUT --system-file FILE`")
     if len(given) != 1:
-        raise UsageError("give one of --text FILE, --system FILE and --ids")
+        raise UsageError("give one of --text-file FILE, --system-file FILE and --ids")
     arguments.model, out = arguments.paths
-    text = None if given == ["ids"] else read_text(getattr(arguments, given[0]))
+    text = None
+    if given != ["ids"]:
+        option = "--" + given[0].replace("_", "-")
+        text = read_text_file(option, getattr(arguments, given[0]))
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
         with _evaluate(llm, given[0], text, arguments) as snapshot:
@@ -72,27 +81,17 @@ def _save(arguments: argparse.Namespace, given: list[str]) -> int:
 def _evaluate(llm: LLM, kind: str, text: str | None, arguments: argparse.Namespace) -> Snapshot:
     if text is None:
         return llm.prefill(arguments.ids)
-    if kind == "text":
+    if kind == "text_file":
         return llm.prefill(text)
     return llm.prefill_chat([{"role": "system", "content": text}])
-
-
-def read_text(path: str) -> str:
-    """A file's text, without one newline at its end.
-
-    Raises:
-        UsageError: it is not UTF-8.
-    """
-    try:
-        return Path(path).read_bytes().decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8: {error}") from error
 
 
 def _info(arguments: argparse.Namespace) -> int:
     """Prints what files say about themselves; their tensors are not read."""
     from hornito.runtime.snapshot_file import read_facts
 
+    for path in arguments.paths:
+        expect(path, SNAPSHOT)
     reports = [_report(path, read_facts(path)) for path in arguments.paths]
     if arguments.json:
         print_json(reports[0] if len(reports) == 1 else reports)
@@ -128,6 +127,7 @@ def _remove(arguments: argparse.Namespace) -> int:
 
     sizes = {}
     for path in arguments.paths:
+        expect(path, SNAPSHOT)
         read_facts(path)
         sizes[path] = Path(path).stat().st_size
     for path in sizes:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
+from hornito.cli.files import SNAPSHOT, expect
 from hornito.cli.model import add_model, load_model
 from hornito.cli.options import (
     add_option,
@@ -74,6 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Loads the model and talks until the input ends; 1 when a message got no answer."""
     from hornito.conversation import ChatSettings, Conversation
 
+    if arguments.prefix is not None:
+        expect(arguments.prefix, SNAPSHOT)
     settings = ChatSettings(
         arguments.max_tokens,
         tuple(arguments.stop),

@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from hornito.cli.files import EMPTY, SNAPSHOT, TEXT, expect, kind_of
 from hornito.cli.options import WEIGHTS, add_json, add_option, one_of
 from hornito.cli.output import megabytes, print_json
 from hornito.cli.tensors import add_binding
@@ -50,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hornito.cache import is_repository, resolve_model
     from hornito.compiler import compile_source
 
+    _refuse_what_is_no_source(Path(arguments.source))
     code = compile_tensors(arguments)
     if code is not None:
         return code
@@ -80,3 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
             f" {summary['folded']} folded at import"
         )
     return 0
+
+
+def _refuse_what_is_no_source(path: Path) -> None:
+    """Say what a file is that no importer would know."""
+    known = not path.is_file() or path.suffix in (".json", ".onnx")
+    if not known and kind_of(path) in (EMPTY, SNAPSHOT, TEXT):
+        expect(str(path), "a model")

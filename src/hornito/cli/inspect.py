@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from typing import Any
 
+from hornito.cli.files import PACKAGE, expect
 from hornito.cli.options import add_json
 from hornito.cli.output import megabytes, print_fields, print_json, print_table
 from hornito.package import Package, open_package
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the package's manifest, tensors and carried files."""
+    expect(arguments.package, PACKAGE)
     with open_package(arguments.package) as package:
         if arguments.json:
             print_json(_to_dict(package))

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import hornito
 from hornito.cli.options import Parser, spell_options
-from hornito.errors import HornitoError, UsageError
+from hornito.errors import FormatError, HornitoError, UsageError
 
 VERBS = {
     "compile": "turn a model (GGUF file, Hugging Face directory, ONNX) into one .vxm file",
@@ -49,6 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except UsageError as error:
         return _fail(spell_options(str(error)), error.exit_code)
+    except FormatError as error:
+        text = str(error)
+        if "truncated" in text and "again" not in text:
+            text += ". The file is not complete: copy, download or compile it again"
+        return _fail(text, error.exit_code)
     except HornitoError as error:
         return _fail(str(error), error.exit_code)
     except BrokenPipeError:

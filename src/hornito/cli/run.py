@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hornito.answer import join_logprobs
 from hornito.cli.chat import interrupting
+from hornito.cli.files import SNAPSHOT, expect, read_text_file
 from hornito.cli.model import add_model, load_model
 from hornito.cli.options import (
     add_json,
@@ -84,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.input or arguments.output:
         return run_tensors(arguments)
     prompt = _prompt(arguments)
+    if arguments.prefix is not None:
+        expect(arguments.prefix, SNAPSHOT)
     if prompt is None:
         return _chat(arguments)
     if arguments.max_tokens is None:
@@ -119,7 +121,7 @@ def _prompt(arguments: argparse.Namespace) -> str | list[int] | None:
         ids: list[int] = arguments.ids
         return ids
     if arguments.prompt_file is not None:
-        return _text(Path(arguments.prompt_file).read_bytes(), arguments.prompt_file)
+        return read_text_file("--prompt-file", arguments.prompt_file)
     text: str = arguments.prompt
     return _text(sys.stdin.buffer.read(), "stdin") if text == "-" else text
 
@@ -252,7 +254,7 @@ def _beginning(arguments: argparse.Namespace, prefix: Snapshot) -> list[dict[str
     if not prefix.messages:
         raise UsageError(
             f"{arguments.prefix} was made from plain text: give --raw, or make a prefix of "
-            "messages with `hornito cache save MODEL FILE --system FILE`"
+            "messages with `hornito cache save MODEL FILE --system-file FILE`"
         )
     if arguments.system is not None:
         raise UsageError("--system and --prefix are both the beginning of the conversation")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
+from hornito.cli.files import PACKAGE, expect
 from hornito.cli.options import add_json
 from hornito.cli.output import megabytes, print_json
 from hornito.package import open_package
@@ -18,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Returns 0 when all is well and 1 when a tensor is damaged."""
+    expect(arguments.package, PACKAGE)
     with open_package(arguments.package) as package, TerminalProgress() as progress:
         bad = package.verify(progress)
         count = len(package.tensors) + len(package.blobs)
@@ -26,6 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_json({"path": arguments.package, "tensors": count, "bytes": size, "bad": bad})
     elif bad:
         print(f"{arguments.package}: {len(bad)} damaged: {', '.join(bad)}")
+        print(
+            "copy or download the file again, or compile its source again (`hornito compile`)",
+            file=sys.stderr,
+        )
     else:
         print(f"{arguments.package}: ok, {count} tensors and files, {megabytes(size)}")
     return 1 if bad else 0

@@ -133,6 +133,8 @@ def _open(path: str | os.PathLike[str]) -> tuple[Any, dict[str, Any]]:
     try:
         file = safe_open(path, framework="numpy")
         metadata: dict[str, str] = file.metadata() or {}  # type: ignore[no-untyped-call]
+        if KEY not in metadata:
+            raise FormatError(f"{path}: a safetensors file, but no snapshot of Hornito")
         text = metadata[KEY]
         facts = json.loads(text)
         version = facts["format_version"]
