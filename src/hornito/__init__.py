@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from hornito.compiler import compile_source as compile_source
     from hornito.conversation import Conversation as Conversation
     from hornito.errors import HornitoError as HornitoError
+    from hornito.runtime.overflow import Overflow as Overflow
+    from hornito.runtime.session import Session as Session
+    from hornito.runtime.snapshot import Snapshot as Snapshot
 
 __version__ = "0.1.0.dev0"
 
@@ -27,9 +30,22 @@ _LAZY = {
     "compile_source": "hornito.compiler",
     "Conversation": "hornito.conversation",
     "HornitoError": "hornito.errors",
+    "Overflow": "hornito.runtime.overflow",
+    "Session": "hornito.runtime.session",
+    "Snapshot": "hornito.runtime.snapshot",
 }
 
-__all__ = ["LLM", "Conversation", "HornitoError", "compile_source", "load", "__version__"]
+__all__ = [
+    "LLM",
+    "Conversation",
+    "HornitoError",
+    "Overflow",
+    "Session",
+    "Snapshot",
+    "__version__",
+    "compile_source",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from hornito.answer import Answer, join
+from hornito.arguments import token_ids, whole
 from hornito.batch import generate_batch, many
 from hornito.cache import resolve_model
 from hornito.compiler import compile_cached
@@ -94,8 +95,10 @@ def load(
     _one_of("precision", precision, PRECISIONS)
     kv = kv or ("fp32" if precision == "high" else "fp16")
     _one_of("kv", kv, KV_TYPES)
-    if slots < 1 or (context is not None and context < 1) or rewind_budget < 0:
-        raise UsageError("slots and context must be at least 1, rewind_budget at least 0")
+    slots = whole("slots", slots, 1)
+    context = None if context is None else whole("context", context, 1)
+    kv_bytes = None if kv_bytes is None else whole("kv_bytes", kv_bytes, 1)
+    rewind_budget = whole("rewind_budget", rewind_budget, 0)
     package = _open_model(model, weights, progress)
     try:
         opened = open_device(device)
@@ -441,7 +444,7 @@ class LLM:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, add_bos=False)
         else:
-            ids = list(prompt)
+            ids = token_ids("the prompt", prompt)
         self._check_length(prefix.position + len(ids), request.overflow)
         return self._stream_behind(prefix, ids, request)
 
@@ -458,7 +461,10 @@ class LLM:
 
     def _prompt_ids(self, prompt: str | Sequence[int], overflow: Overflow = REFUSE) -> list[int]:
         """The ids of a prompt, which must fit unless the policy shortens it."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = token_ids("the prompt", prompt)
         if not ids:
             raise UsageError("the prompt is empty")
         self._check_length(len(ids), overflow)

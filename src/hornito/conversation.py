@@ -44,7 +44,7 @@ class ChatSettings:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     sampling: SamplingKeywords = field(default_factory=SamplingKeywords)
-    overflow: Overflow = REFUSE
+    overflow: Overflow | str = REFUSE
 
 
 @dataclass(slots=True)
@@ -171,7 +171,8 @@ class Conversation:
         """
         ids = self.llm.chat_ids(self._all({"role": "user", "content": text}))
         context = self.llm.context
-        if len(ids) >= context and self.settings.overflow.policy == "error":
+        overflow = Overflow.of(self.settings.overflow)
+        if len(ids) >= context and overflow.policy == "error":
             raise ContextOverflowError(
                 f"with this message the conversation has {len(ids)} tokens; the context holds "
                 f"{context}, answer included. {room_advice(self.llm, len(ids) + 1)}; or start over "
@@ -180,7 +181,7 @@ class Conversation:
                 tokens=len(ids),
                 context=context,
             )
-        self.settings.overflow.check(context)
+        overflow.check(context)
         self._interrupted.clear()
         return self._answer(text, ids)
 
@@ -197,8 +198,9 @@ class Conversation:
 
     def _pieces(self, turn: _Turn, ids: list[int]) -> Iterator[Chunk]:
         session, settings = self._session, self.settings
-        if settings.overflow.applies(len(ids), self.llm.context):
-            ids = [ids[at] for at in settings.overflow.kept(len(ids), self.llm.context)]
+        overflow = Overflow.of(settings.overflow)
+        if overflow.applies(len(ids), self.llm.context):
+            ids = [ids[at] for at in overflow.kept(len(ids), self.llm.context)]
         turn.reused = reused = start_from_prefix(session, ids)
         rest = self._prefill_all_but_last_chunk(turn, ids[reused:])
         if not self._interrupted.is_set():
@@ -209,7 +211,7 @@ class Conversation:
                 stop=settings.stop,
                 ignore_eos=settings.ignore_eos,
                 continuation=False,
-                overflow=settings.overflow,
+                overflow=overflow,
                 **settings.sampling,
             )
             turn.evaluated += len(rest)

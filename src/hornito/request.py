@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hornito.arguments import texts, whole
 from hornito.errors import UsageError
 from hornito.runtime.overflow import REFUSE, Overflow
 from hornito.runtime.sampler import SamplingKeywords, SamplingParams, sampling_params
@@ -23,14 +24,15 @@ class AnswerKeywords(SamplingKeywords, total=False):
         continuation: the text goes on from the prompt, so that its first space counts (the
             default); False for an answer that stands alone, as in a chat.
         overflow: what happens at the context's end: an error before anything is evaluated (the
-            default; an answer ends there with `length`), or `Overflow("truncate", ...)`.
+            default; an answer ends there with `length`), or `Overflow("truncate", ...)`, or just
+            `"truncate"`.
     """
 
     max_tokens: int
-    stop: Sequence[str]
+    stop: Sequence[str] | None
     ignore_eos: bool
     continuation: bool
-    overflow: Overflow
+    overflow: Overflow | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,9 @@ class Request:
         }
         params = sampling_params(given, generation_config)  # type: ignore[arg-type]
         params.check_vocabulary(vocabulary)
-        if own.get("max_tokens", 1) < 1:
-            raise UsageError(f"max_tokens must be at least 1, not {own['max_tokens']}")
-        stop = own.get("stop", ())
-        if isinstance(stop, str):
-            raise UsageError(f"stop must be a list of strings, not {stop!r}")
-        if stop and not has_tokenizer:
+        own["max_tokens"] = whole("max_tokens", own.get("max_tokens", DEFAULT_MAX_TOKENS), 1)
+        own["overflow"] = Overflow.of(own.get("overflow"))
+        own["stop"] = texts("stop", own.get("stop"))
+        if own["stop"] and not has_tokenizer:
             raise UsageError("stop strings need a tokenizer, which this package lacks")
-        return cls(params, **{**own, "stop": tuple(stop)})
+        return cls(params, **own)

@@ -117,8 +117,8 @@ def test_policies_that_leave_no_room(small: LLM) -> None:
             small.generate([1], overflow=Overflow("truncate", first, last))
     with pytest.raises(UsageError, match="error, truncate, not 'shift'"):
         Overflow("shift")
-    for first, last in ((-1, None), (0, 0)):
-        with pytest.raises(UsageError, match="keep_first must be"):
+    for first, last, name in ((-1, None, "keep_first"), (0, 0, "keep_last")):
+        with pytest.raises(UsageError, match=f"{name} must be at least"):
             Overflow("truncate", first, last)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from hornito.arguments import whole
 from hornito.errors import UsageError
 
 POLICIES = ("error", "truncate")
@@ -24,7 +25,7 @@ class Overflow:
         keep_last: tokens kept from the end; None keeps half of what is left of the context.
 
     Raises:
-        UsageError: an unknown policy or a negative number.
+        UsageError: an unknown policy, or a number that is none or too small.
     """
 
     policy: str = "error"
@@ -34,8 +35,26 @@ class Overflow:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise UsageError(f"overflow must be one of {', '.join(POLICIES)}, not {self.policy!r}")
-        if self.keep_first < 0 or (self.keep_last is not None and self.keep_last < 1):
-            raise UsageError("keep_first must be at least 0 and keep_last at least 1")
+        whole("keep_first", self.keep_first, 0)
+        if self.keep_last is not None:
+            whole("keep_last", self.keep_last, 1)
+
+    @classmethod
+    def of(cls, value: object) -> Overflow:
+        """The policy that an argument means: one, the name of one, or None for the default.
+
+        Raises:
+            UsageError: it is none of these.
+        """
+        if value is None:
+            return REFUSE
+        if isinstance(value, cls):
+            return value
+        if isinstance(value, str):
+            return cls(value)
+        raise UsageError(
+            f"overflow must be an Overflow, or one of {', '.join(POLICIES)}, not {value!r:.80}"
+        )
 
     def check(self, context: int) -> None:
         """Raise UsageError when what is kept leaves no room for a new token."""

@@ -16,6 +16,7 @@ from typing import Any, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from hornito.arguments import whole
 from hornito.errors import UsageError
 from hornito.ops.base import MOST_BIASES, MOST_TOP, SAMPLING_BYTES
 from hornito.ops.sampling import GREEDY, PENALTIES, TOP_K, TOP_P
@@ -24,6 +25,7 @@ GREEDY_BELOW = 1e-4
 """Below this temperature the most likely token is taken, without a draw."""
 
 MOST_TEMPERATURE = 100.0
+LEAST_REPETITION = 1e-30
 MOST_REPETITION = 100.0
 MOST_PENALTY = 2.0
 MOST_BIAS = 10000.0
@@ -89,10 +91,15 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _number("temperature", self.temperature, 0.0, MOST_TEMPERATURE)
-        _whole("top_k", self.top_k, 0, (1 << 31) - 1)
+        whole("top_k", self.top_k, 0, (1 << 31) - 1)
         _number("top_p", self.top_p, 0.0, 1.0, above=True)
         _number("min_p", self.min_p, 0.0, 1.0)
         _number("repetition_penalty", self.repetition_penalty, 0.0, MOST_REPETITION, above=True)
+        if self.repetition_penalty < LEAST_REPETITION:
+            raise UsageError(
+                f"repetition_penalty must be at least {LEAST_REPETITION:g} (logits divided by less "
+                f"leave the range of fp32), not {self.repetition_penalty}"
+            )
         _number("presence_penalty", self.presence_penalty, -MOST_PENALTY, MOST_PENALTY)
         _number("frequency_penalty", self.frequency_penalty, -MOST_PENALTY, MOST_PENALTY)
         if not isinstance(self.logit_bias, Mapping):
@@ -102,12 +109,12 @@ class SamplingParams:
                 f"logit_bias takes up to {MOST_BIASES} token ids, not {len(self.logit_bias)}"
             )
         for token, value in self.logit_bias.items():
-            _whole("an id in logit_bias", token, 0, (1 << 31) - 1)
+            whole("an id in logit_bias", token, 0, (1 << 31) - 1)
             _number(f"logit_bias of token {token}", value, -MOST_BIAS, MOST_BIAS)
         if self.seed is not None:
-            _whole("seed", self.seed, 0, SEED_LIMIT - 1)
+            whole("seed", self.seed, 0, SEED_LIMIT - 1)
         if self.logprobs is not None:
-            _whole("logprobs", self.logprobs, 0, MOST_TOP)
+            whole("logprobs", self.logprobs, 0, MOST_TOP)
 
     @property
     def greedy(self) -> bool:
@@ -283,16 +290,3 @@ def _number(name: str, value: object, least: float, most: float, *, above: bool 
     number = float(value)
     if not least <= number <= most or (above and number == least):
         raise UsageError(f"{name} must be {allowed}, not {value}")
-
-
-def _whole(name: str, value: object, least: int, most: int) -> None:
-    try:
-        if isinstance(value, bool):
-            raise TypeError
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise UsageError(
-            f"{name} must be a whole number from {least} to {most}, not {value!r}"
-        ) from None
-    if not least <= number <= most:
-        raise UsageError(f"{name} must be from {least} to {most}, not {number}")
