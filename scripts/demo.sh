@@ -21,3 +21,10 @@ say "hornito compile $model $package"
 prompt="What is the capital of France?"
 say "hornito run $package \"$prompt\" --stats"
 .venv/bin/hornito run "$package" "$prompt" --max-tokens 64 --stats
+
+say "Now talk to it"
+cat <<END
+  . .venv/bin/activate
+  hornito chat $package
+The model's source is $model; docs/quickstart.md goes on from here.
+END

@@ -69,6 +69,7 @@ def load(
     slots: int = 1,
     kv_bytes: int | None = None,
     rewind_budget: int = 64,
+    verify: bool = False,
     progress: Progress | None = None,
 ) -> LLM:
     """Load a model onto a Vulkan device.
@@ -86,6 +87,7 @@ def load(
         slots: sessions that may be open at once.
         kv_bytes: size of the KV pools; by default every slot can fill its context.
         rewind_budget: positions that sliding layers keep beyond their window.
+        verify: check every tensor of the package against its sha256 first, which reads all of it.
         progress: told about compiling, pipelines and weights.
 
     Raises:
@@ -101,6 +103,8 @@ def load(
     rewind_budget = whole("rewind_budget", rewind_budget, 0)
     package = _open_model(model, weights, progress)
     try:
+        if verify:
+            package.check(progress)
         opened = open_device(device)
     except BaseException:
         package.close()

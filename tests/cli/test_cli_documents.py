@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from gguf_samples import HF
+from hornito.compiler import compile_source
 from hub_server import Hub, serve
 from text_model import write_text_model
 from tree import ROOT
@@ -55,6 +56,9 @@ def desk(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict
     pytest.importorskip("huggingface_hub")
     folder = tmp_path_factory.mktemp("desk")
     write_text_model(folder / "model.gguf")
+    # What the demo leaves, under its name.
+    (folder / ".cache").mkdir()
+    compile_source(folder / "model.gguf", folder / ".cache" / "smollm2-135m-instruct.vxm")
     for name in ("prompt", "system", "story"):
         (folder / f"{name}.txt").write_text("hello\n")
     bin_folder = tmp_path_factory.mktemp("bin")

@@ -91,3 +91,23 @@ def test_verify_says_what_to_do(desk: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["verify", str(desk / "m.vxm")]) == 1
     out, err = capsys.readouterr()
     assert "1 damaged: " in out and "compile its source again" in err
+
+
+@pytest.mark.gpu
+def test_verify_before_use(
+    desk: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["run", str(desk / "m.vxm"), "--ids", "1,2", "--max-tokens", "2", "--ignore-eos"]
+    words += ["--context", "64"]
+    assert main([*words, "--verify"]) == 0
+    data = bytearray((desk / "m.vxm").read_bytes())
+    data[-100] ^= 1
+    (desk / "m.vxm").write_bytes(data)
+    capsys.readouterr()
+    assert main([*words, "--verify"]) == 2
+    assert "1 damaged: " in capsys.readouterr().err
+    monkeypatch.setenv("HORNITO_VERIFY", "1")
+    assert main(words) == 2
+    assert "1 damaged: " in capsys.readouterr().err
+    monkeypatch.setenv("HORNITO_VERIFY", "0")
+    assert main(words) == 0

@@ -130,3 +130,19 @@ def test_closed_pipe_is_quiet(tmp_path: Path) -> None:
 def test_value_types() -> None:
     assert token_ids("1,2 3, 4") == [1, 2, 3, 4]
     assert positive_int("17") == 17
+
+
+def test_unknown_options_get_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m.vxm", "hi", "--max-token", "5"]) == 2
+    assert "did you mean --max-tokens?" in capsys.readouterr().err
+    assert main(["run", "m.vxm", "hi", "--xyzzy"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_names_keep_their_case_in_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, text in (
+        ("profile", "Show where the GPU's time goes, by kernel."),
+        ("chat", "Talk to a model, keeping the conversation in its KV cache."),
+    ):
+        assert main([verb, "--help"]) == 0
+        assert text in " ".join(capsys.readouterr().out.split())

@@ -83,7 +83,7 @@ def test_text_gets_the_chat_template(llm: FakeLLM, capsys: pytest.CaptureFixture
     assert main(["run", "m.vxm", "Hi"]) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == (" Paris.\n", "")
-    defaults = {"device": None, "context": None, "kv": None, "weights": None}
+    defaults = {"device": None, "context": None, "kv": None, "weights": None, "verify": False}
     assert llm.calls == [
         ("load", "m.vxm", {**defaults, "precision": "normal"}),
         ("chat", [{"role": "user", "content": "Hi"}], GREEDY),
@@ -104,6 +104,7 @@ def test_options_arrive(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
         "precision": "high",
         "kv": "fp32",
         "weights": "fp32",
+        "verify": False,
     }
     options = {"max_tokens": 3, "temperature": 0.0, "stop": ("a", "b"), "ignore_eos": True}
     assert stream == ("stream", "Hi", options)

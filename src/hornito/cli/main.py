@@ -84,7 +84,7 @@ def _dispatch(arguments: list[str]) -> int:
         hint = f"did you mean '{close[0]}'?" if close else f"verbs are {', '.join(VERBS)}"
         raise UsageError(f"unknown verb '{first}': {hint}")
     module = importlib.import_module(f"hornito.cli.{first}")
-    parser = Parser(prog=f"hornito {first}", description=f"{VERBS[first].capitalize()}.")
+    parser = Parser(prog=f"hornito {first}", description=f"{_sentence(VERBS[first])}")
     module.add_arguments(parser)
     try:
         # Options may stand between MODEL and PROMPT.
@@ -93,6 +93,11 @@ def _dispatch(arguments: list[str]) -> int:
         return int(finished.code or 0)
     code: int = module.run(parsed)
     return code
+
+
+def _sentence(text: str) -> str:
+    """The text with a capital first letter and a full stop; names keep their case."""
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def _help() -> str:

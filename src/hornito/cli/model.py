@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING
 
 from hornito.cli.options import KV_TYPES, PRECISIONS, WEIGHTS, add_option, one_of, positive_int
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --device, --context, --precision, --kv and --weights."""
+    """Adds MODEL, --device, --context, --verify, --precision, --kv and --weights."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -32,6 +33,12 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         help="positions to hold (default: the model's own, or what fits)",
         metavar="N",
     )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        default=os.environ.get("HORNITO_VERIFY", "") not in ("", "0"),
+        help="check every byte of the package before it is used [HORNITO_VERIFY]",
+    )
     _add_choice(parser, "--precision", PRECISIONS, "normal", "arithmetic")
     _add_choice(parser, "--kv", KV_TYPES, None, "KV cache")
     _add_choice(parser, "--weights", WEIGHTS, None, "weights, when MODEL is no package")
@@ -48,6 +55,7 @@ def load_model(arguments: argparse.Namespace, progress: Progress) -> LLM:
         precision=arguments.precision,
         kv=arguments.kv,
         weights=arguments.weights,
+        verify=arguments.verify,
         progress=progress,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -33,7 +34,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse for every mistake on the command line."""
-        raise UsageError(f"{message}; see `{self.prog} --help`")
+        raise UsageError(f"{message}{self._guess(message)}; see `{self.prog} --help`")
+
+    def _guess(self, message: str) -> str:
+        """The option that an unknown one was likely meant to be."""
+        _, found, rest = message.partition("unrecognized arguments: ")
+        unknown = [word.partition("=")[0] for word in rest.split() if word.startswith("-")]
+        if not found or not unknown:
+            return ""
+        known = [flag for action in self._actions for flag in action.option_strings]
+        close = difflib.get_close_matches(unknown[0], known, 1)
+        return f" (did you mean {close[0]}?)" if close else ""
 
 
 def add_option(

@@ -206,7 +206,9 @@ def _statistics(llm: LLM, last: Chunk, gpu_seconds: float | None) -> list[str]:
     if gpu_seconds is None:
         share = "not known: the device has no timestamps"
     else:
-        part = f" ({min(gpu_seconds / wall, 1):.0%})" if wall > 0 else ""
+        part = f" ({gpu_seconds / wall:.0%})" if wall > 0 else ""
+        if gpu_seconds > wall:
+            part = " (all of it, and of the work around it)"
         share = f"{gpu_seconds:.2f} of {wall:.2f} s{part}, by the device's timestamps"
     return [
         f"device: {llm.device_line}",

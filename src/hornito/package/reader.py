@@ -113,6 +113,15 @@ class Package:
         bad += [n for n, info in self._padding.items() if any(self._view(info))]
         return bad
 
+    def check(self, progress: Progress | None = None) -> None:
+        """Raise PackageError when a tensor or blob is damaged; see `verify`."""
+        bad = self.verify(progress)
+        if bad:
+            raise PackageError(
+                f"{self.path}: {len(bad)} damaged: {', '.join(bad)}. Copy or download the file "
+                "again, or compile its source again"
+            )
+
     def close(self) -> None:
         """Closes the map, at once or, where views of it are still held, with the last of them."""
         data, self._map = self._map, None
