@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from hornito.arguments import token_ids
 from hornito.errors import ContextOverflowError, UsageError
 from hornito.plan_summary import room_advice
 
@@ -69,7 +70,7 @@ def _split(
     if isinstance(prompt, str) != isinstance(continuation, str):
         raise UsageError("prompt and continuation must both be text, or both be token ids")
     if not isinstance(prompt, str) or not isinstance(continuation, str):
-        return list(cast("Sequence[int]", prompt)), list(cast("Sequence[int]", continuation))
+        return token_ids("the prompt", prompt), token_ids("the continuation", continuation)
     if not continuation:
         return [0], []
     alone = llm.tokenizer.encode(prompt)

@@ -41,3 +41,14 @@ def test_a_policy_by_its_name(llm: LLM) -> None:
 
 
 CUT = Overflow("truncate")
+
+
+def test_what_can_not_be_scored(llm: LLM) -> None:
+    nothing: Any = None
+    halves: Any = [2.5]
+    with pytest.raises(
+        UsageError, match="the prompt must be text or a list of token ids, not None"
+    ):
+        llm.score(nothing, nothing)
+    with pytest.raises(UsageError, match=r"the continuation must be .* at place 0 is 2\.5"):
+        llm.score([3], halves)
