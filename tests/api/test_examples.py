@@ -54,7 +54,9 @@ def test_all_are_known_and_short() -> None:
         assert "MODEL" in usage(path)
 
 
-@pytest.mark.parametrize("path", (ROOT / "examples").glob("*.py"), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem
+)
 @pytest.mark.parametrize("arguments", [[], ["model.gguf"]])
 def test_missing_arguments_show_the_usage(path: Path, arguments: list[str]) -> None:
     done = subprocess.run(

@@ -235,7 +235,7 @@ def test_e3_truncated_files(file: Path, tmp_path: Path, live: Callable[..., str]
     assert "no such snapshot file" in live(tmp_path / "missing", FormatError)
     assert "no readable snapshot file" in live(tmp_path, FormatError)
     save_file({"x": np.zeros(3, np.uint8)}, path)
-    assert "no readable snapshot file" in live(path, FormatError)
+    assert "a safetensors file, but no snapshot of Hornito" in live(path, FormatError)
 
 
 def forge(source: Path, target: Path, change: Callable[[dict[str, Any]], object]) -> None:
