@@ -220,7 +220,6 @@ class LLM:
         """Free the device memory and the package; a second call does nothing."""
         if self.engine.closed:
             return
-        self._device.save_pipeline_cache()
         self.engine.close()
         self._device.close()
         self._package.close()
