@@ -57,10 +57,11 @@ def test_linear(bench: Bench, dtype: str, k: int, n: int) -> None:
     for live in ROWS:
         rng = np.random.default_rng(k + n + live)
         x = rng.standard_normal((live, k)).astype(np.float32)
-        w = stored_values(rng.standard_normal((n, k)).astype(np.float32), dtype)
+        given = rng.standard_normal((n, k)).astype(np.float32)
+        w = stored_values(given, dtype)
         graph = cases.linear(n, k, dtype)
         expected = x.astype(np.float64) @ w.astype(np.float64).T
-        assert_close(run(bench, graph, x, w), expected, bound(x, w))
+        assert_close(run(bench, graph, x, given), expected, bound(x, w))
 
 
 @pytest.mark.parametrize(("k", "n"), SHAPES)

@@ -35,7 +35,8 @@ shared uvec4 x_tile[ROWS * PITCH];
 shared uvec4 w_tile[COLUMNS * PITCH];
 
 uint halves(float a, float b) {
-  return packHalf2x16(clamp(vec2(a, b), vec2(-65504.0), vec2(65504.0)));
+  // A conversion, which drivers round to nearest even; packHalf2x16 may cut.
+  return packFloat2x16(f16vec2(clamp(vec2(a, b), vec2(-65504.0), vec2(65504.0))));
 }
 
 uvec4 pack8(vec4 a, vec4 b) {
