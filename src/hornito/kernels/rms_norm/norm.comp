@@ -11,6 +11,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "rows.glsl"
+#include "squares.glsl"
 
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint SELECT = 0u;
@@ -39,19 +40,7 @@ void main() {
   uint base = (r * heads + gl_WorkGroupID.y) * p.width;
   uint out_base = (s * heads + gl_WorkGroupID.y) * p.width;
   bool wide = p.width % 4u == 0u;
-  float sum = 0.0;
-  if (wide) {
-    for (uint i = t; i < p.width / 4u; i += 128u) {
-      vec4 v = load_float4(p.x, base / 4u + i);
-      sum += dot(v, v);
-    }
-  } else {
-    for (uint i = t; i < p.width; i += 128u) {
-      float v = load_float(p.x, base + i);
-      sum += v * v;
-    }
-  }
-  partial[t] = sum;
+  partial[t] = squares(p.x, base, p.width, t);
   for (uint half_width = 64u; half_width > 0u; half_width >>= 1) {
     barrier();
     if (t < half_width) partial[t] += partial[t + half_width];

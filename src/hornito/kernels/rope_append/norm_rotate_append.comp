@@ -15,6 +15,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "kv.glsl"
 #include "rope.glsl"
+#include "squares.glsl"
 
 layout(local_size_x = 128) in;
 
@@ -51,12 +52,7 @@ void main() {
 
   float factor = 1.0;
   if (!is_value) {
-    float sum = 0.0;
-    for (uint i = t; i < p.head_dim; i += 128u) {
-      float v = load_float(p.qkv, from + i);
-      sum += v * v;
-    }
-    partial[t] = sum;
+    partial[t] = squares(p.qkv, from, p.head_dim, t);
     for (uint half_width = 64u; half_width > 0u; half_width >>= 1) {
       barrier();
       if (t < half_width) partial[t] += partial[t + half_width];
