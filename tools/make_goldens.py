@@ -74,7 +74,7 @@ def main() -> int:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**CONFIG)
-    model: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model: Any = AutoModelForCausalLM.from_config(config)
     model = model.float().eval()
     state = model.state_dict()
     shapes = {name: tuple(t.shape) for name, t in state.items() if name != "lm_head.weight"}
