@@ -11,10 +11,11 @@ from collections.abc import Generator, Iterator, Sequence
 from hornito.errors import SessionError, UsageError
 from hornito.ops.base import ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import RING
-from hornito.runtime.engine import Engine, Record, RowUpdate
+from hornito.runtime.engine import Engine, Record
 from hornito.runtime.guard import uninterrupted
+from hornito.runtime.rows import RowUpdate, row_bytes, words
 from hornito.runtime.sampler import Sampler, SamplingParams, sampling_updates
-from hornito.runtime.session import Session, row_bytes, words
+from hornito.runtime.session import Session
 
 Steps = list[list[int]]
 Records = list[list[Record]]

@@ -71,31 +71,6 @@ class Record(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RowUpdate:
-    """What the host writes into one row record."""
-
-    token: int
-    position: int
-    slot: int
-    flags: int
-    limit: int
-    emitted: int
-
-    def words(self) -> list[int]:
-        """The record, `ROW_BYTES` as 32-bit words."""
-        return [
-            self.token,
-            self.position,
-            self.slot,
-            self.flags,
-            self.limit,
-            self.emitted,
-            RING,
-            0,
-        ]
-
-
 class Engine:
     """A planned, recorded and loaded model.
 

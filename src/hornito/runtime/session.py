@@ -15,10 +15,11 @@ import numpy.typing as npt
 from hornito.errors import ContextOverflowError, SessionError, UsageError
 from hornito.ops.base import ROW_EMBEDDED, ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import LOGITS_ROWS
-from hornito.runtime.engine import Engine, Record, RowUpdate
+from hornito.runtime.engine import Engine, Record
 from hornito.runtime.guard import locked, uninterrupted
 from hornito.runtime.kv_cache import SequenceBlocks, share_blocks
 from hornito.runtime.overflow import Overflow
+from hornito.runtime.rows import RowUpdate, row_bytes, words
 from hornito.runtime.sampler import Sampler, sampling_updates
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 
@@ -610,16 +611,3 @@ class Session:
         # A session that failed to begin has no slot to return.
         if not getattr(self, "_closed", True):
             self.close()
-
-
-def words(*values: int) -> bytes:
-    """32-bit words."""
-    return np.asarray(values, np.uint32).tobytes()
-
-
-def row_bytes(records: Sequence[RowUpdate], rows: int) -> bytes:
-    """Row records; rows of the bucket beyond them are not live."""
-    table = np.zeros((rows, 8), np.uint32)
-    for r, record in enumerate(records):
-        table[r] = record.words()
-    return table.tobytes()
