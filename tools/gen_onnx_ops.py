@@ -8,7 +8,6 @@ differ).
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 from collections import Counter
@@ -67,21 +66,7 @@ def render() -> str:
     return text + "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    """Writes the page, or compares it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    text = render()
-    if arguments.check:
-        same = PAGE.exists() and PAGE.read_text() == text
-        if not same:
-            print(f"{PAGE} is out of date: run python tools/gen_onnx_ops.py", file=sys.stderr)
-        return int(not same)
-    PAGE.write_text(text)
-    print(f"wrote {PAGE}")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    from generated_page import write_or_check
+
+    raise SystemExit(write_or_check(PAGE, render, __doc__))

@@ -8,11 +8,9 @@ differ).
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -172,21 +170,7 @@ def render() -> str:
     )
 
 
-def main() -> int:
-    """Writes the page, or compares it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true")
-    arguments = parser.parse_args()
-    text = render()
-    if arguments.check:
-        same = PAGE.exists() and PAGE.read_text() == text
-        if not same:
-            print(f"{PAGE} is out of date: run python tools/gen_tables.py", file=sys.stderr)
-        return int(not same)
-    PAGE.write_text(text)
-    print(f"wrote {PAGE}")
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    from generated_page import write_or_check
+
+    raise SystemExit(write_or_check(PAGE, render, __doc__))

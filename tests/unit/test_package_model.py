@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gguf_samples import HF
+from hornito.cli.main import main
 from hornito.compiler import compile_source
 from hornito.errors import FormatError, PackageError, UnsupportedError
 from hornito.graph.graph import Node
@@ -193,6 +194,18 @@ def test_other_tensors(
     path = edited(base, tmp_path / "m.vxm", tensors=tensors)
     with open_package(path) as package, pytest.raises(PackageError, match=message):
         model_graph(package)
+
+
+def test_check_reads_the_whole_model(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`hornito check` refuses a package that `run` would refuse."""
+    assert main(["check", str(base)]) == 0
+    without = edited(
+        base, tmp_path / "m.vxm", tensors=lambda specs: [s for s in specs if s[0] != DOWN]
+    )
+    assert main(["check", str(without)]) == 2
+    assert f"not stored: {DOWN}" in capsys.readouterr().err
 
 
 def test_every_op_has_its_inputs_declared() -> None:

@@ -104,8 +104,8 @@ def _is_package(path: Path) -> bool:
 
 
 def _of_package(path: Path) -> dict[str, Any]:
-    from hornito.graph.graph import Graph
     from hornito.package import open_package
+    from hornito.package.model import model_graph
     from hornito.tensor.package import is_tensor_package, read_tensor_graph
 
     with open_package(path) as package:
@@ -115,7 +115,7 @@ def _of_package(path: Path) -> dict[str, Any]:
             return stored
         # The ops are looked up again: this Hornito may not be the one that compiled it.
         try:
-            graph = Graph.from_json(package.manifest.graph)
+            graph = model_graph(package)
         except UnsupportedError as error:
             return unsupported_report(error)
         if "verdict" in stored:
