@@ -53,7 +53,7 @@ def evaluate(
 
     Args:
         inputs: an array for every graph input, of any T and S.
-        weights: an array for every weight.
+        weights: an array for every weight, each taken when a node reads it.
         state: the sequence's caches, updated in place.
 
     Raises:
@@ -65,10 +65,15 @@ def evaluate(
     values: dict[str, Array | None] = {"": None}
     values.update(inputs)
     state.positions = np.asarray(inputs["positions"], np.int64)
-    for name, array in weights.items():
-        values[name] = array.astype(state.dtype) if array.dtype.kind == "f" else array
+
+    def operand(name: str) -> Array | None:
+        if name not in weights:
+            return values[name]
+        array = weights[name]
+        return array.astype(state.dtype) if array.dtype.kind == "f" else array
+
     for node in graph:
-        results = registry.op(node.op).reference(node, [values[n] for n in node.inputs], state)
+        results = registry.op(node.op).reference(node, [operand(n) for n in node.inputs], state)
         values.update(zip(node.outputs, results, strict=True))
     wanted = [n for n, v in graph.values.items() if v.dtype != CACHE] if keep else graph.outputs
     return {name: result for name in wanted if (result := values[name]) is not None}

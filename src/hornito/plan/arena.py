@@ -34,12 +34,22 @@ class Layout:
     guard: int
 
 
-def pack(ranges: Sequence[LiveRange], *, alignment: int = ALIGNMENT, guard: int = 0) -> Layout:
+def pack(
+    ranges: Sequence[LiveRange],
+    *,
+    alignment: int = ALIGNMENT,
+    guard: int = 0,
+    share: bool = True,
+) -> Layout:
     """Give every buffer an offset such that no two live at once share a byte.
 
     Largest first, each at the lowest offset that is free for its whole life. With a guard no two
     buffers share a byte at all: otherwise one's guard band would be another's data.
+
+    Args:
+        share: whether buffers that are not live at once may share bytes.
     """
+    share = share and not guard
     placed: list[tuple[int, int, LiveRange]] = []  # offset, end, range; sorted by offset
     offsets: dict[str, int] = {}
     total = 0
@@ -47,7 +57,7 @@ def pack(ranges: Sequence[LiveRange], *, alignment: int = ALIGNMENT, guard: int 
         need = -(-(item.size + guard) // alignment) * alignment
         at = 0
         for offset, end, other in placed:
-            if not guard and not item.overlaps(other):
+            if share and not item.overlaps(other):
                 continue
             if at + need <= offset:
                 break

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hornito.vk.caps import Caps
 
 CHUNK_ROWS = (16, 64, 256)
-BATCH_ROWS = (1, 2, 4)
+BATCH_ROWS = (1, 2, 4, 8, 16)
 RING = 256
 """Records kept per row; more steps than that are never in flight."""
 
@@ -132,6 +132,9 @@ class PlanOptions:
         rewind_budget: positions that sliding layers keep beyond their window.
         half_operands: matrix products may round their operands to fp16 (precision `normal`).
         kv_bytes: size of the KV pools; None lets every slot fill its context.
+        fp32_nodes: names of nodes whose matrix products keep fp32 operands all the same.
+        keep_values: give every value memory of its own, so that all can be read after a call
+            (`hornito compare`).
     """
 
     context: int
@@ -145,6 +148,8 @@ class PlanOptions:
     kv_bytes: int | None = None
     half_operands: bool = False
     chunk_rows: tuple[int, ...] = CHUNK_ROWS
+    fp32_nodes: frozenset[str] = frozenset()
+    keep_values: bool = False
 
 
 def kv_kinds(graph: Graph, half: bool) -> tuple[KvKind, ...]:
@@ -206,7 +211,9 @@ class _Planner:
         step = 0
         for body, tails in lowered.values():
             step = _live_ranges(ranges, [body, *tails.values()], step)
-        arena = pack(list(ranges.values()), guard=self.options.guard)
+        arena = pack(
+            list(ranges.values()), guard=self.options.guard, share=not self.options.keep_values
+        )
         place = _placer(arena)
         buckets = {}
         for (kind, rows), (body, tails) in lowered.items():
@@ -243,15 +250,20 @@ class _Planner:
         prefix = f"{kind}{rows}"
         body = self._lowering(kind, rows, rows, Tail("none"), prefix)
         for node in self.body_nodes:
-            registry.op(node.op).lower(node, body)
+            self._lower_node(node, body)
         tails = {}
         for tail, selected in self._tails(kind, rows).items():
             low = self._lowering(kind, rows, selected, self._tail(tail, selected), prefix)
             low.buffers = dict(body.buffers)
             for node in self.tail_nodes:
-                registry.op(node.op).lower(node, low)
+                self._lower_node(node, low)
             tails[tail] = low
         return body, tails
+
+    def _lower_node(self, node: Node, low: Lowering) -> None:
+        pinned = node.name in self.options.fp32_nodes
+        low.half_operands = self.options.half_operands and not pinned
+        registry.op(node.op).lower(node, low)
 
     def _tails(self, kind: str, rows: int) -> dict[str, int]:
         """Tail kinds of a bucket, with S of each."""

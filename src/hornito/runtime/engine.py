@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from hornito.errors import HornitoError, SessionError
 from hornito.graph.graph import Graph
+from hornito.graph.shapes import S, bind
 from hornito.ops.base import MOST_TOP, Operand
 from hornito.ops.head import RECORD_BYTES
 from hornito.ops.rope import original_max
@@ -216,11 +217,15 @@ class Engine:
             )
         return self._recordings[key]
 
+    def logits_name(self, kind: str, rows: int) -> str:
+        """The activation that a bucket's `logits` tail leaves."""
+        return f"{kind}{rows}/{self.graph.outputs[0]}@logits"
+
     def logits_copy(self, kind: str, rows: int) -> Recorder:
         """The recording that brings a bucket's logits to the host's buffer."""
         if (kind, rows) not in self._copies:
             bucket = self.plan.buckets[kind, rows]
-            name = f"{kind}{rows}/{self.graph.outputs[0]}@logits"
+            name = self.logits_name(kind, rows)
             source, offset = self._activations["arena"]
             target, at = self._readback["logits"]
             recorder = self.device.command_buffer(f"{kind}{rows}.logits_copy")
@@ -303,8 +308,8 @@ class Engine:
         Args:
             tops: how many most likely tokens each row was asked for.
 
-        Raises:
-            HornitoError: the logits held a NaN.
+        Returns:
+            the records, which `not_finite` has to look at: logits may hold a NaN.
         """
         view = self._host_words(f"{kind}.records").reshape(-1, RING, RECORD_BYTES // 4)
         top = self._host_words(f"{kind}.top").reshape(-1, RING, MOST_TOP, 2)
@@ -320,13 +325,6 @@ class Engine:
                 records.append(Record(token, float(np.uint32(logprob).view(np.float32)), likely))
             found.append(records)
         self.skip_records(kind, rows, count)
-        for row, records in enumerate(found):
-            if any(record.token == NOT_A_NUMBER for record in records):
-                raise HornitoError(
-                    f"the logits of row {row} are not finite: a value overflowed or the weights "
-                    "are damaged; run `hornito verify` on the package, or load with "
-                    "precision high (--precision high, or precision='high')"
-                )
         return found
 
     def skip_records(self, kind: str, rows: int, count: int) -> None:
@@ -337,6 +335,23 @@ class Engine:
     def host_floats(self, name: str, count: int) -> npt.NDArray[np.float32]:
         """A copy of the first `count` floats of a readback item."""
         return self._host_words(name).view(np.float32)[:count].copy()
+
+    def value(self, kind: str, rows: int, name: str, live: int) -> npt.NDArray[np.float32]:
+        """The first `live` rows `[live, width]` of a value, as the last call of a bucket left it.
+
+        Values of the selected rows are those of the `logits` tail.
+
+        Raises:
+            SessionError: the plan reuses memory (it was made without `keep_values`).
+        """
+        if not self.options.keep_values:
+            raise SessionError("values can be read when the plan keeps them (keep_values)")
+        tail = "@logits" if self.graph.values[name].shape[0] == S else ""
+        width = bind(self.graph.values[name].shape[-1], {})
+        buffer, base = self._activations["arena"]
+        at = base + self.plan.arena.offsets[f"{kind}{rows}/{name}{tail}"]
+        data = self.device.download(buffer, at, live * width * 4)
+        return np.frombuffer(data, np.float32).reshape(live, width)
 
     def _host_words(self, name: str) -> npt.NDArray[np.uint32]:
         buffer, offset = self._readback[name]
@@ -458,6 +473,17 @@ class Engine:
             if np.any(data[start : start + layout.guard // 4] != poison):
                 hurt.append(name)
         return hurt
+
+
+def not_finite(records: Sequence[Record], row: int) -> HornitoError | None:
+    """What is wrong with the records of a row, when its logits held a NaN or an infinity."""
+    if all(record.token != NOT_A_NUMBER for record in records):
+        return None
+    return HornitoError(
+        f"the logits of row {row} are not finite: a value overflowed or the weights are damaged; "
+        "run `hornito verify` on the package, or load with precision high (--precision high, or "
+        "precision='high')"
+    )
 
 
 def _identity(
