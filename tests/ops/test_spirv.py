@@ -8,9 +8,10 @@ from functools import cache
 import numpy as np
 import pytest
 
+from hornito.diag.divergence import Operands, comparison
 from hornito.graph.graph import Graph
 from hornito.ops import linear
-from hornito.ops.base import Dispatch, Push, Tail
+from hornito.ops.base import Dispatch, Operand, Push, Tail
 from hornito.ops.kernels import kernel_names, load_spirv
 from hornito.vk import api
 from hornito.vk.caps import Caps
@@ -110,7 +111,7 @@ def dispatches() -> tuple[Dispatch, ...]:
     for call in calls():
         found += lower(call, small_caps()).dispatches
     found += tensor_cases.dispatches(small_caps())
-    return (*found, *large_tiles())
+    return (*found, *large_tiles(), *comparison_of_logits())
 
 
 def large_tiles() -> list[Dispatch]:
@@ -123,6 +124,12 @@ def large_tiles() -> list[Dispatch]:
                 call = Call(graph=graph, rows=rows_of(range(64)), device="gpu")
                 found += lower(call, small_caps()).dispatches
     return found
+
+
+def comparison_of_logits() -> list[Dispatch]:
+    """What `hornito eval quality` launches, which is no node of a graph."""
+    logits, words = Operand("logits", 0, 64), Operand("words", 0, 16)
+    return comparison(Operands(logits, logits, words, words), 4, 2000)
 
 
 def by_kernel(name: str) -> list[Dispatch]:

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from hornito.errors import ContextOverflowError, SessionError, UsageError
 from hornito.ops.base import ROW_EMBEDDED, ROW_IGNORE_EOS, ROW_LIVE
-from hornito.plan.plan import LOGITS_ROWS
-from hornito.runtime.engine import Engine, Record
+from hornito.runtime.engine import Engine, Record, not_finite
 from hornito.runtime.guard import locked, uninterrupted
 from hornito.runtime.kv_cache import SequenceBlocks, share_blocks
+from hornito.runtime.logit_rows import logit_rows
 from hornito.runtime.overflow import Overflow
 from hornito.runtime.rows import RowUpdate, row_bytes, words
 from hornito.runtime.sampler import Sampler, sampling_updates
@@ -220,19 +220,11 @@ class Session:
     @locked
     def prefill_logits(self, ids: Sequence[int], *, chunk: int | None = None) -> FloatArray:
         """Evaluate `ids` as `prefill` does and return the logits after each, `[n, V]` fp32."""
-        ids = self._admit(ids)
         vocabulary = self.engine.vocabulary
         out = np.empty((len(ids), vocabulary), np.float32)
-        for start, rows, live in self._schedule(len(ids), chunk):
-            kind = "batch" if rows == 1 else "chunk"
-            self._evaluate(ids[start : start + live], rows, "none")
-            for first in range(0, live, LOGITS_ROWS):
-                picked = range(first, min(first + LOGITS_ROWS, live))
-                self._tail(kind, rows, "logits", live, picked)
-                found = self.engine.host_floats("logits", len(picked) * vocabulary)
-                out[start + first :][: len(picked)] = found.reshape(-1, vocabulary)
-        self._tail(kind, rows, "argmax", live, [live - 1])
-        self._collect(kind, 1)
+        for rows in logit_rows(self, ids, chunk=chunk, copy=True):
+            found = self.engine.host_floats("logits", rows.count * vocabulary)
+            out[rows.first :][: rows.count] = found.reshape(-1, vocabulary)
         return out
 
     @locked
@@ -395,20 +387,35 @@ class Session:
             if token == EMBEDDED
         ]
 
-    def _tail(self, kind: str, rows: int, tail: str, live: int, picked: Sequence[int]) -> None:
-        """Run a tail over rows of the call before, whose body is still in the activations."""
+    def _tail(
+        self,
+        kind: str,
+        rows: int,
+        tail: str,
+        live: int,
+        picked: Sequence[int],
+        *,
+        copy: bool = False,
+    ) -> None:
+        """Run a tail over rows of the call before, whose body is still in the activations.
+
+        With `copy`, logits are brought to the host's buffer.
+        """
         engine = self.engine
         changes = [(f"{kind}.call", 0, words(live, len(picked), 0, 0))]
         if kind == "chunk":
             changes.append((f"{kind}.selection", 0, words(*picked)))
         runs = list(engine.recording(kind, rows, tail))
-        if tail == "logits":
+        if copy:
             runs.append(engine.logits_copy(kind, rows))
         engine.wait(engine.submit(changes, runs))
 
     def _collect(self, kind: str, picked: int, tops: Sequence[int] = ()) -> None:
         """Read the records of a call; the last one's token is the pending one."""
         records = self.engine.take_records(kind, picked, 1, tops)
+        for row, found in enumerate(records):
+            if (error := not_finite(found, row)) is not None:
+                raise error
         if not all(records):
             raise SessionError(f"the device returned no record for row {records.index([])}")
         self.record = records[-1][0]

@@ -31,6 +31,7 @@ layout(push_constant) uniform Push {
 } p;
 
 #include "reduce.glsl"
+#include "softmax_join.glsl"
 #include "step.glsl"
 
 void main() {
@@ -42,28 +43,12 @@ void main() {
   uvec4 more = load_words4(p.rows, 2u * r + 1u);
   if ((row.w & ROW_LIVE) == 0u) return;
 
-  float best = LOWEST;
-  uint id = NO_ID;
-  for (uint i = t; i < p.runs; i += 128u) {
-    uint at = (s * p.runs + i) * 4u;
-    float v = uintBitsToFloat(load_word(p.partial, at));
-    if (id == NO_ID || v > best) {
-      best = v;
-      id = load_word(p.partial, at + 1u);
-    }
-  }
-  reduce_best(t, best, id);
-  float sum = 0.0;
-  for (uint i = t; i < p.runs; i += 128u) {
-    uint at = (s * p.runs + i) * 4u;
-    sum += uintBitsToFloat(load_word(p.partial, at + 2u)) *
-           exp(uintBitsToFloat(load_word(p.partial, at)) - best);
-  }
-  sum = reduce_sum(t, sum);
+  Joined all = join_partials(t, p.partial, s, p.runs);
   if (t != 0u) return;
 
-  float log_sum = log(sum);
-  if (GIVEN == 1u) store_float(p.given_logprob, s, load_float(p.given, s) - best - log_sum);
-  uint token = isnan(sum) || isinf(best) ? NOT_A_NUMBER : id;
-  finish_step(s, r, row, more, token, -log_sum);
+  if (GIVEN == 1u) {
+    store_float(p.given_logprob, s, load_float(p.given, s) - all.largest - all.log_sum);
+  }
+  uint token = isnan(all.sum) || isinf(all.largest) ? NOT_A_NUMBER : all.id;
+  finish_step(s, r, row, more, token, -all.log_sum);
 }
