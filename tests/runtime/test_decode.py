@@ -272,12 +272,12 @@ def test_errors(shared: Engine, device: Device, compiled: Compiled) -> None:
 
 
 def test_more_sessions_than_the_largest_bucket(device: Device, compiled: Compiled) -> None:
-    with open_engine(device, compiled("llama-tiny"), slots=5, context=64) as engine:
-        sessions = [Session(engine) for _ in range(5)]
+    with open_engine(device, compiled("llama-tiny"), slots=17, context=64) as engine:
+        sessions = [Session(engine) for _ in range(17)]
         for session in sessions:
             session.prefill(OTHER)
-        with pytest.raises(UsageError, match="5 sessions exceed the largest batch"):
-            list(decode(sessions, [3] * 5))
+        with pytest.raises(UsageError, match="17 sessions exceed the largest batch"):
+            list(decode(sessions, [3] * 17))
         for session in sessions:
             session.close()
 

@@ -80,13 +80,23 @@ def test_logprobs_behind_a_prefix(engine: Engine, reference: Floats) -> None:
     np.testing.assert_allclose(logprobs, want, rtol=0, atol=1e-3)
 
 
-@pytest.mark.parametrize("batch", [2, 3, 4])
-@pytest.mark.parametrize("name", NAMES)
+BATCHES = [
+    (2, NAMES[0]),
+    (3, NAMES[1]),
+    (4, NAMES[0]),
+    (4, NAMES[1]),
+    (7, NAMES[0]),
+    (16, NAMES[1]),
+]
+
+
+@pytest.mark.parametrize(("batch", "name"), BATCHES)
 def test_sharing_a_call_gives_what_each_gives_alone(
     device: Device, compiled: Compiled, name: str, batch: int
 ) -> None:
-    prompts = [random_ids(n, seed=10 + n) for n in (5, 130, 17, 64)][:batch]
-    counts = [40, 25, 33, 40][:batch]
+    lengths = (5, 130, 17, 64, *range(6, 66, 5))[:batch]
+    prompts = [random_ids(n, seed=10 + n) for n in lengths]
+    counts = [40, 25, 33, 40, *range(3, 39, 3)][:batch]
     with open_engine(device, compiled(name), slots=batch) as engine:
         alone = [answer(engine, p, n) for p, n in zip(prompts, counts, strict=True)]
         sessions = [Session(engine) for _ in prompts]

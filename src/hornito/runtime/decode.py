@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 
-from hornito.errors import SessionError, UsageError
+from hornito.errors import HornitoError, SessionError, UsageError
 from hornito.ops.base import ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import RING
-from hornito.runtime.engine import Engine, Record
+from hornito.runtime.engine import Engine, Record, not_finite
 from hornito.runtime.guard import uninterrupted
 from hornito.runtime.rows import RowUpdate, row_bytes, words
 from hornito.runtime.sampler import Sampler, SamplingParams, sampling_updates
@@ -64,24 +64,57 @@ def decode_records(
         SessionError: a session has no pending token, or they are of different engines.
         UsageError: a count, the steps or a sampler does not fit.
     """
-    run = _Run(sessions, counts, ignore_eos, steps, samplers)
+    run = DecodeRun(
+        sessions, counts, ignore_eos=[ignore_eos] * len(sessions), steps=steps, samplers=samplers
+    )
     try:
-        yield from run.steps()
+        yield from _steps(run)
     finally:
         run.stop()
 
 
-class _Run:
+def _steps(run: DecodeRun) -> Iterator[Records]:
+    """All of a run, with one submission ahead of the one that is read."""
+    while True:
+        with run.engine.lock:
+            while run.ahead < 2 and not run.arrived and run.left > 0:
+                run.submit()
+            records = run.receive()
+            if (error := next(filter(None, run.errors), None)) is not None:
+                raise error
+        if records is None:
+            return
+        if any(records):
+            yield records
+
+
+class DecodeRun:
+    """Steps of a fixed set of sessions, for callers that decide when each submission is made.
+
+    Attributes:
+        errors: of each session, why it can't go on; None while all is well. The others do.
+        submitted: of each session, the positions that it will have when all has arrived.
+        arrived: what was read from the device before it was asked for.
+    """
+
     def __init__(
         self,
         sessions: Sequence[Session],
         counts: Sequence[int],
-        ignore_eos: bool,
+        *,
+        ignore_eos: Sequence[bool],
         steps: int,
-        samplers: Sequence[Sampler | None],
+        samplers: Sequence[Sampler | None] = (),
     ) -> None:
+        """Begin a run; nothing is submitted.
+
+        Args:
+            sessions, counts, samplers: as for `decode_records`.
+            ignore_eos: of each session, whether it goes on past end tokens.
+            steps: most steps of one submission.
+        """
         self.engine = _one_engine(sessions)
-        if len(counts) != len(sessions):
+        if not len(counts) == len(ignore_eos) == len(sessions):
             raise UsageError(f"{len(counts)} counts for {len(sessions)} sessions")
         if not 1 <= steps <= RING // 2:
             raise UsageError(f"steps must be 1 to {RING // 2}, not {steps}")
@@ -94,8 +127,10 @@ class _Run:
         self.samplers = _samplers(samplers, len(sessions), self.engine.vocabulary)
         self.sampled = any(not sampler.params.plain for sampler in self.samplers)
         self.per_run = steps
-        self.flags = ROW_LIVE | (ROW_IGNORE_EOS if ignore_eos else 0)
-        self.ends = frozenset(() if ignore_eos else self.engine.eos_ids)
+        self.flags = [ROW_LIVE | (ROW_IGNORE_EOS if past else 0) for past in ignore_eos]
+        ends = frozenset(self.engine.eos_ids)
+        self.ends = [frozenset() if past else ends for past in ignore_eos]
+        self.errors: list[HornitoError | None] = [None] * len(sessions)
         context = self.engine.context
         # Positions that may be evaluated: one for each new token, within the context.
         self.limits = [min(context, s.position + n) for s, n in zip(sessions, counts, strict=True)]
@@ -107,36 +142,55 @@ class _Run:
         self.in_flight: list[tuple[int, int]] = []  # (ticket, steps)
         self.arrived: list[Records] = []  # read from the device, not yielded yet
 
-    def steps(self) -> Iterator[Records]:
-        while (records := self._next()) is not None:
-            if any(records):
-                yield records
+    @property
+    def ahead(self) -> int:
+        """Submissions whose records have not been read from the device."""
+        return len(self.in_flight)
 
-    def _next(self) -> Records | None:
-        """The records of the oldest run, with newer ones on their way; None at the end."""
+    @property
+    def left(self) -> int:
+        """Steps that have not been submitted yet for the session that wants most."""
+        rows = zip(self.submitted, self.limits, self.over, strict=True)
+        return max(0 if over else limit - done for done, limit, over in rows)
+
+    def next_end(self, index: int, steps: int | None = None) -> int:
+        """The position up to which the next submission writes keys of a session."""
+        if self.over[index]:
+            return self.sessions[index].position
+        return min(self.submitted[index] + (steps or self.per_run), self.limits[index])
+
+    def submit(self, steps: int | None = None) -> None:
+        """Make a submission of up to `steps` steps (by default the run's).
+
+        Raises:
+            DeviceMemoryError: a session's KV blocks can't be had; nothing was submitted.
+            SessionError: a session was closed, or used by someone else.
+        """
         with self.engine.lock:
-            while len(self.in_flight) < 2 and not self.arrived and self._left() > 0:
-                self._submit()
-            if not self.in_flight and not self.arrived:
-                return None
+            self._submit(min(steps or self.per_run, self.left))
+
+    def receive(self) -> Records | None:
+        """The records of the oldest submission, which are in the sessions then; None without one.
+
+        A session that can't go on has its reason in `errors`, and its records end before it.
+        """
+        with self.engine.lock:
             if not self.arrived:
+                if not self.in_flight:
+                    return None
                 self._receive()
             with uninterrupted():
                 records = self.arrived.pop(0)
                 self._accept(records)
             return records
 
-    def _left(self) -> int:
-        """Steps that have not been submitted yet for the session that wants most."""
-        rows = zip(self.submitted, self.limits, self.over, strict=True)
-        return max(0 if over else limit - done for done, limit, over in rows)
-
-    def _submit(self) -> None:
+    def _submit(self, count: int) -> None:
         engine = self.engine
         self._check_sessions()
-        count = min(self.per_run, self._left())
         updates: list[tuple[str, int, bytes]] = []
         if not self.owns_rows:
+            if self.arrived:
+                raise SessionError("receive what has arrived before the next submission")
             engine.claim_batch(self._release)
             records = [self._row(i) for i in range(len(self.sessions))]
             n = len(records)
@@ -150,11 +204,15 @@ class _Run:
         tail = "sample" if self.sampled else "argmax"
         step = step + engine.recording("batch", self.rows, tail)
         with uninterrupted():
+            ends = [self.next_end(i, count) for i in range(len(self.sessions))]
             for i, session in enumerate(self.sessions):
                 if not self.over[i]:
-                    self.submitted[i] = min(self.submitted[i] + count, self.limits[i])
                     session.holder = self
-                    session.reserve(self.submitted[i])
+                    session.reserve(ends[i])
+            self.submitted = [
+                done if over else end
+                for done, end, over in zip(self.submitted, ends, self.over, strict=True)
+            ]
             self.in_flight.append((engine.submit(updates, step * count), count))
             self.owns_rows = True
 
@@ -166,7 +224,7 @@ class _Run:
             session.pending,
             session.position,
             session.slot,
-            0 if self.over[index] else self.flags,
+            0 if self.over[index] else self.flags[index],
             self.limits[index],
             self.engine.emitted("batch", index),
         )
@@ -192,7 +250,10 @@ class _Run:
             self.in_flight.pop(0)
             records = self.engine.take_records("batch", len(self.sessions), count, tops)
             for i, row in enumerate(records):
-                self.over[i] = self.over[i] or len(row) < count or row[-1].token in self.ends
+                if (error := not_finite(row, i)) is not None:
+                    self.errors[i] = self.errors[i] or error
+                    row.pop()
+                self.over[i] = self.over[i] or len(row) < count or row[-1].token in self.ends[i]
             self.arrived.append(records)
 
     def _release(self) -> None:
