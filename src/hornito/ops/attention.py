@@ -15,6 +15,7 @@ from hornito.errors import FormatError, UnsupportedError
 from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import BLOCK_POSITIONS, Array, Lowering, Push, ceil_div, present
+from hornito.ops.variants import Variant
 
 SPLIT_PUSH = Push(
     "rows:u64 table:u64 q:u64 partial:u64 stats:u64 table_stride:u32 layer:u32 window:u32 "
@@ -75,21 +76,70 @@ def reference(
 
 
 def lower(node: Node, low: Lowering) -> None:
-    if low.kind == "chunk" and low.rows > 1:
-        _lower_flash(node, low)
+    kv = low.kv[node.attr("layer")]
+    key = (
+        f"attention {low.kind} {low.rows} of {node.attr('heads')} on {kv.kv_heads} heads of "
+        f"{kv.head_dim}, window {node.attr('window')}, {'kv16' if kv.half else 'kv32'}"
+    )
+    chosen = low.choose(node, key, attention_variants(node, low))
+    if chosen.kernel.startswith("attention/flash."):
+        _lower_flash(node, low, chosen)
     else:
-        _lower_split(node, low)
+        _lower_split(node, low, chosen)
 
 
-def _lower_flash(node: Node, low: Lowering) -> None:
+def attention_variants(node: Node, low: Lowering) -> list[Variant]:
+    """The ways to launch it on this class of device, best first.
+
+    Specialisation 0 is what one workgroup holds: rows of q (flash), or query heads (the others).
+    """
+    kv = low.kv[node.attr("layer")]
+    software = low.caps.device_kind == "software"
+    suffix = "kv16" if kv.half else "kv32"
+    found = []
+    if low.kind == "chunk" and low.rows > 1:
+        # A GPU is filled by many small tiles; a processor gains from every row that shares a key.
+        tile = min(16 if software else 4, TILE_FLOATS // kv.head_dim)
+        groups = (ceil_div(low.rows, tile), node.attr("heads"), 1)
+        found.append(Variant(f"attention/flash.{suffix}", {0: tile}, groups))
+    group = node.attr("heads") // kv.kv_heads
+    splits = _splits(node, low)
+    if not found and not software:
+        # Fewer lanes a key need fewer shuffles; more leave a lane fewer dims to hold.
+        lanes = 8 if kv.head_dim <= 64 or low.caps.subgroup_min < 16 else 16
+        parts = ceil_div(kv.head_dim // 4, lanes)
+        if parts <= 4:
+            together = max(h for h in range(1, 9) if group % h == 0 and (h == 1 or h * parts <= 16))
+            found.append(
+                Variant(
+                    f"attention/lanes.{suffix}",
+                    {0: together, 5: lanes, 6: parts},
+                    (splits, kv.kv_heads * (group // together), low.rows),
+                    ("shuffle", f"subgroup>={lanes}"),
+                    full_subgroups=True,
+                )
+            )
+    together = max(
+        h for h in range(1, 9) if group % h == 0 and (h == 1 or h * kv.head_dim <= TILE_FLOATS)
+    )
+    groups = (splits, kv.kv_heads * (group // together), low.rows)
+    return [*found, Variant(f"attention/split.{suffix}", {0: together}, groups, plain=True)]
+
+
+def _splits(node: Node, low: Lowering) -> int:
+    """Parts that the keys of a row may be cut into."""
+    blocks, window = low.table_blocks, node.attr("window")
+    if window:
+        blocks = min(blocks, ceil_div(window, BLOCK_POSITIONS) + 1)
+    return min(MAX_SPLITS, blocks)
+
+
+def _lower_flash(node: Node, low: Lowering, chosen: Variant) -> None:
     q, result = low.operand(node.inputs[0]), low.operand(node.outputs[0])
     kv = low.kv[node.attr("layer")]
-    heads = node.attr("heads")
-    # A GPU is filled by many small tiles; a processor gains from every row that shares a key.
-    tile = min(16 if low.caps.device_kind == "software" else 4, TILE_FLOATS // kv.head_dim)
     low.emit(
         node,
-        "attention/flash." + ("kv16" if kv.half else "kv32"),
+        chosen.kernel,
         FLASH_PUSH,
         (
             low.row_records,
@@ -103,28 +153,28 @@ def _lower_flash(node: Node, low: Lowering) -> None:
             node.attr("scale"),
             node.attr("softcap"),
         ),
-        (ceil_div(low.rows, tile), heads, 1),
+        chosen.groups,
         reads=(low.row_records, kv.table, q, low.call, low.cache(node.attr("layer"))),
         writes=(result,),
-        spec={0: tile, 1: kv.head_dim, 2: kv.kv_heads, 3: heads // kv.kv_heads},
+        spec={
+            **chosen.spec,
+            1: kv.head_dim,
+            2: kv.kv_heads,
+            3: node.attr("heads") // kv.kv_heads,
+        },
     )
 
 
-def _lower_split(node: Node, low: Lowering) -> None:
+def _lower_split(node: Node, low: Lowering, chosen: Variant) -> None:
     q, result = low.operand(node.inputs[0]), low.operand(node.outputs[0])
     kv = low.kv[node.attr("layer")]
     heads, head_dim, window = node.attr("heads"), kv.head_dim, node.attr("window")
-    group = heads // kv.kv_heads
-    kernel, together, more = _split_kernel(low, group, head_dim)
-    blocks = low.table_blocks
-    if window:
-        blocks = min(blocks, ceil_div(window, BLOCK_POSITIONS) + 1)
-    splits = min(MAX_SPLITS, blocks)
+    splits = _splits(node, low)
     partial = low.scratch(node, "partial", low.rows * heads * splits * head_dim * 4)
     stats = low.scratch(node, "stats", low.rows * heads * splits * 2 * 4)
     low.emit(
         node,
-        kernel + ("kv16" if kv.half else "kv32"),
+        chosen.kernel,
         SPLIT_PUSH,
         (
             low.row_records,
@@ -138,11 +188,17 @@ def _lower_split(node: Node, low: Lowering) -> None:
             node.attr("scale"),
             node.attr("softcap"),
         ),
-        (splits, kv.kv_heads * (group // together), low.rows),
+        chosen.groups,
         reads=(low.row_records, kv.table, q, low.cache(node.attr("layer"))),
         writes=(partial, stats),
-        spec={0: together, 1: head_dim, 2: kv.kv_heads, 3: group, 4: splits, **more},
-        full_subgroups=bool(more),
+        spec={
+            **chosen.spec,
+            1: head_dim,
+            2: kv.kv_heads,
+            3: heads // kv.kv_heads,
+            4: splits,
+        },
+        full_subgroups=chosen.full_subgroups,
     )
     low.emit(
         node,
@@ -154,19 +210,3 @@ def _lower_split(node: Node, low: Lowering) -> None:
         writes=(result,),
         spec={0: splits},
     )
-
-
-def _split_kernel(low: Lowering, group: int, head_dim: int) -> tuple[str, int, dict[int, int]]:
-    """Kernel stem, query heads of one workgroup, and the kernel's own specialisation constants."""
-    caps = low.caps
-    # Fewer lanes a key need fewer shuffles; more leave a lane fewer dims to hold.
-    lanes = 8 if head_dim <= 64 or caps.subgroup_min < 16 else 16
-    parts = ceil_div(head_dim // 4, lanes)
-    shuffles = caps.subgroup_min >= lanes and "shuffle" in caps.subgroup_ops
-    if caps.device_kind != "software" and shuffles and parts <= 4:
-        together = max(h for h in range(1, 9) if group % h == 0 and (h == 1 or h * parts <= 16))
-        return "attention/lanes.", together, {5: lanes, 6: parts}
-    together = max(
-        h for h in range(1, 9) if group % h == 0 and (h == 1 or h * head_dim <= TILE_FLOATS)
-    )
-    return "attention/split.", together, {}

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from hornito.errors import FormatError
 from hornito.graph.graph import CACHE, Graph, Node
 from hornito.graph.shapes import S, bind_shape
+from hornito.ops.variants import Choices, Site, Variant, pick
 
 if TYPE_CHECKING:
     from hornito.vk.caps import Caps
@@ -175,6 +176,7 @@ class Lowering:
         slots: sequences that have token counts.
         half_operands: whether matrix products may round their operands to fp16.
         tail: what the head is reduced to.
+        sites: the choices among variants that were made.
     """
 
     def __init__(
@@ -194,6 +196,7 @@ class Lowering:
         slots: int = 1,
         half_operands: bool = False,
         prefix: str = "",
+        choices: Choices | None = None,
     ) -> None:
         self.graph = graph
         self.caps = caps
@@ -209,7 +212,9 @@ class Lowering:
         self.half_operands = half_operands
         self._weight_bytes = weight_bytes
         self._prefix = prefix
+        self._choices = choices or Choices()
         self.dispatches: list[Dispatch] = []
+        self.sites: list[Site] = []
         self.buffers: dict[str, int] = {}
 
     @property
@@ -220,21 +225,6 @@ class Lowering:
     def row_records(self) -> Operand:
         """The row records of the call, `ROW_BYTES` each."""
         return Operand("rows", 0, self.rows * ROW_BYTES)
-
-    @property
-    def half_products(self) -> bool:
-        """Whether matrix products may, and can, be 16 x 16 x 16 cooperative matrices of fp16."""
-        wanted = (16, 16, 16, "f16", "f16", "f32", "f32")
-        return (
-            self.half_operands
-            and self.caps.subgroup_size == 32
-            and self.caps.has_full_subgroups
-            and self.caps.has_float16
-            and any(
-                (c.m, c.n, c.k, c.a_type, c.b_type, c.c_type, c.result_type) == wanted
-                for c in self.caps.coopmat
-            )
-        )
 
     def embedded(self, width: int) -> Operand:
         """Rows that the host gave as embeddings instead of ids, `[T, width]` fp32."""
@@ -331,6 +321,19 @@ class Lowering:
     def cache(self, layer: int) -> Operand:
         """The range that stands for a layer's KV cache in hazard tracking."""
         return Operand(f"kv:{layer}", 0, 1)
+
+    def choose(self, node: Node, key: str, variants: Sequence[Variant]) -> Variant:
+        """The variant to launch, of a list in order of preference that ends in a plain twin.
+
+        Args:
+            key: op, shapes and storage type: nodes of one key have the same choice.
+
+        Raises:
+            UnsupportedError: the device admits none.
+        """
+        site = pick(key, node.name, variants, self.caps, self._choices)
+        self.sites.append(site)
+        return site.taken
 
     def emit(
         self,

@@ -18,6 +18,7 @@ from hornito.graph.reference import ReferenceState
 from hornito.graph.shapes import Dim
 from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
 from hornito.ops.gated_activation import activate, activation_number
+from hornito.ops.variants import Variant
 from hornito.quant.formats import WeightFormat, weight_format
 
 PUSH = Push(
@@ -126,12 +127,12 @@ def lower(node: Node, low: Lowering) -> None:
 def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
     """Choose a kernel for the device and the row count, and launch it."""
     optional = [o for o in (args.bias, args.residual) if o is not None]
-    kernel, extra, groups = _choose(low, args)
     stored = weight_format(args.dtype)
-    name = ("gated_" if args.gated else "") + stored.variant
+    key = f"linear {args.rows}x{args.n}x{args.k} {args.dtype}" + (" gated" if args.gated else "")
+    chosen = low.choose(node, key, linear_variants(low, args))
     low.emit(
         node,
-        kernel + name,
+        chosen.kernel,
         PUSH,
         (
             args.x,
@@ -146,7 +147,7 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
             args.first,
             args.weight_rows,
         ),
-        groups,
+        chosen.groups,
         reads=(args.x, args.weight, low.call, *optional),
         writes=(args.result,),
         spec={
@@ -154,50 +155,83 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
             1: int(args.residual is not None),
             2: args.activation,
             6: float_bits(args.softcap),
-            **extra,
+            **chosen.spec,
             **format_constants(stored),
         },
-        full_subgroups=kernel == "linear/coopmat.",
+        full_subgroups=chosen.full_subgroups,
     )
 
 
-def _choose(low: Lowering, args: LinearArgs) -> tuple[str, dict[int, int], tuple[int, int, int]]:
-    """Kernel stem, its own specialisation constants, and the grid."""
+def linear_variants(low: Lowering, args: LinearArgs) -> list[Variant]:
+    """The ways to launch it on this class of device, best first."""
     stored = weight_format(args.dtype)
     if not stored.fits((args.weight_rows, args.k)):
         raise FormatError(f"rows of {args.k} weights can't be stored as {args.dtype}")
-    wide = int(args.k % 8 == 0)
+    name = ("gated_" if args.gated else "") + stored.variant
     if low.caps.device_kind == "software":
-        if wide and low.caps.subgroup_size >= 8 and "ballot" in low.caps.subgroup_ops:
-            return _choose_subgroup(args, stored)
-        rows = min(4, _power_of_two(args.rows))
-        groups = (ceil_div(args.n, 64), ceil_div(args.rows, rows), 1)
-        return "linear/lane_row.", {3: rows, 4: wide}, groups
-    if args.rows <= GEMV_ROWS:
-        lanes = _gemv_lanes(args.n, args.k, low.caps.max_workgroup_count[0])
-        groups = (ceil_div(args.n, 128 // lanes), 1, 1)
-        return "linear/gemv.", {3: _power_of_two(args.rows), 4: wide, 5: lanes}, groups
-    if wide and args.rows > 16 and args.dtype != "fp32" and low.half_products:
-        outputs = 32 if args.gated else 64
-        return "linear/coopmat.", {}, (ceil_div(args.n, outputs), ceil_div(args.rows, 32), 1)
-    # Large tiles only where small ones would be more than fill the device.
-    large = ceil_div(args.n, 64) * ceil_div(args.rows, 64) >= LARGE_TILE_GROUPS
-    tile = 64 if large else 16
-    groups = (ceil_div(args.n, 64), ceil_div(args.rows, tile), 1)
-    return f"linear/gemm.m{tile}_", {3: wide}, groups
+        found = _software_variants(args, stored, name)
+    elif args.rows <= GEMV_ROWS:
+        found = _gemv_variants(args, name, low.caps.max_workgroup_count[0])
+    else:
+        found = _gemm_variants(args, name, half=low.half_operands)
+    rows = min(4, _power_of_two(args.rows))
+    groups = (ceil_div(args.n, 64), ceil_div(args.rows, rows), 1)
+    plain = {3: rows, 4: int(args.k % 8 == 0)}
+    return [*found, Variant(f"linear/lane_row.{name}", plain, groups, plain=True)]
 
 
-def _choose_subgroup(
-    args: LinearArgs, stored: WeightFormat
-) -> tuple[str, dict[int, int], tuple[int, int, int]]:
+def _software_variants(args: LinearArgs, stored: WeightFormat, name: str) -> list[Variant]:
     """Sixteen sums a lane at most; more output rows a lane where there are fewer rows of x."""
+    if args.k % 8:
+        return []
+    needs = ("ballot", "subgroup>=8")
+    found = []
     if args.rows == 1 and (stored.variant != "q" or args.k % 16 == 0):
         outputs = 8 if args.gated else 16
-        return "linear/words.", {3: outputs}, (ceil_div(args.n, outputs), 1, 1)
+        groups = (ceil_div(args.n, outputs), 1, 1)
+        found.append(Variant(f"linear/words.{name}", {3: outputs}, groups, needs))
     rows = min(8, _power_of_two(args.rows))
     outputs = {1: 8, 2: 4, 4: 2, 8: 2}[rows] // (2 if args.gated else 1)
     groups = (ceil_div(args.n, 8 * outputs), ceil_div(args.rows, rows), 1)
-    return "linear/broadcast.", {3: rows, 4: outputs}, groups
+    return [*found, Variant(f"linear/broadcast.{name}", {3: rows, 4: outputs}, groups, needs)]
+
+
+def _gemv_variants(args: LinearArgs, name: str, most_groups: int) -> list[Variant]:
+    """Threads per output row: the usual number first, the others to be measured."""
+    usual = _gemv_lanes(args.n, args.k, most_groups)
+    own = {3: _power_of_two(args.rows), 4: int(args.k % 8 == 0)}
+    return [
+        Variant(
+            f"linear/gemv.{name}",
+            {**own, 5: lanes},
+            (ceil_div(args.n, 128 // lanes), 1, 1),
+            optional=lanes != usual,
+        )
+        for lanes in sorted((8, 16, 32, 64, 128), key=lambda lanes: lanes != usual)
+    ]
+
+
+def _gemm_variants(args: LinearArgs, name: str, *, half: bool) -> list[Variant]:
+    found = []
+    wide = args.k % 8 == 0
+    if wide and half and args.rows > 16 and args.dtype != "fp32":
+        outputs = 32 if args.gated else 64
+        found.append(
+            Variant(
+                f"linear/coopmat.{name}",
+                {},
+                (ceil_div(args.n, outputs), ceil_div(args.rows, 32), 1),
+                ("coopmat_16", "float16", "full_subgroups", "subgroup_32"),
+                full_subgroups=True,
+                inexact=True,
+            )
+        )
+    # Large tiles only where small ones would be more than fill the device.
+    large = ceil_div(args.n, 64) * ceil_div(args.rows, 64) >= LARGE_TILE_GROUPS
+    for tile in (64, 16) if large else (16, 64):
+        groups = (ceil_div(args.n, 64), ceil_div(args.rows, tile), 1)
+        found.append(Variant(f"linear/gemm.m{tile}_{name}", {3: int(wide)}, groups))
+    return found
 
 
 def format_constants(stored: WeightFormat) -> dict[int, int]:
