@@ -99,6 +99,10 @@ class Choices:
     plain: bool = False
 
 
+DEFAULTS = Choices()
+"""Nothing departs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Site:
     """One choice that a lowering made: where, what was taken, and what else was admitted.

@@ -26,6 +26,7 @@ from hornito.ops.base import (
     ceil_div,
     head_ids,
 )
+from hornito.ops.variants import DEFAULTS, Choices, Site
 from hornito.plan.arena import Layout, LiveRange, pack
 from hornito.plan.hazards import Range, barriers
 from hornito.quant.formats import weight_format
@@ -72,13 +73,15 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class BucketPlan:
-    """Body and tails of one bucket; `selected` is S of every tail."""
+    """Body and tails of one bucket; `selected` is S of every tail, `sites` where a variant was
+    chosen."""
 
     kind: str
     rows: int
     body: Program
     tails: Mapping[str, Program]
     selected: Mapping[str, int]
+    sites: tuple[Site, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ class PlanOptions:
         fp32_nodes: names of nodes whose matrix products keep fp32 operands all the same.
         keep_values: give every value memory of its own, so that all can be read after a call
             (`hornito compare`).
+        choices: what departs from the default variants.
     """
 
     context: int
@@ -150,6 +154,7 @@ class PlanOptions:
     chunk_rows: tuple[int, ...] = CHUNK_ROWS
     fp32_nodes: frozenset[str] = frozenset()
     keep_values: bool = False
+    choices: Choices = DEFAULTS
 
 
 def kv_kinds(graph: Graph, half: bool) -> tuple[KvKind, ...]:
@@ -223,6 +228,7 @@ class _Planner:
                 self._program(body, place),
                 {name: self._program(low, place) for name, low in tails.items()},
                 {name: low.selected for name, low in tails.items()},
+                tuple(site for low in (body, *tails.values()) for site in low.sites),
             )
         layers = len({n.attr("layer") for n in self.graph if n.op == "attention"})
         return Plan(
@@ -291,6 +297,7 @@ class _Planner:
             tail=tail,
             slots=self.options.slots,
             prefix=prefix,
+            choices=self.options.choices,
         )
 
     def _kv_layouts(self) -> dict[int, KvLayout]:
