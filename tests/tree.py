@@ -1,4 +1,4 @@
-"""The source tree that the tests run in, and its build tool as a module."""
+"""The source tree that the tests run in, and its tools as modules."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 @cache
-def kernel_tool() -> ModuleType:
-    """tools/build_kernels.py as a module."""
-    spec = importlib.util.spec_from_file_location(
-        "hornito_build_kernels", ROOT / "tools" / "build_kernels.py"
-    )
+def load_tool(name: str) -> ModuleType:
+    """tools/NAME.py as a module."""
+    spec = importlib.util.spec_from_file_location(f"hornito_{name}", ROOT / "tools" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
+
+
+def kernel_tool() -> ModuleType:
+    """tools/build_kernels.py as a module."""
+    return load_tool("build_kernels")

@@ -230,6 +230,11 @@ def model_facts(source: Source, graph: Graph) -> dict[str, Any]:
     attention = [node for node in graph if node.op == "attention"]
     first = attention[0]
     vocabulary = head_ids(graph)
+    if source.add_bos and source.bos_id is not None and source.bos_id >= vocabulary:
+        raise FormatError(
+            f"{source.path}: its tokenizer starts every text with token {source.bos_id}, but the "
+            f"model has {vocabulary} tokens: these tokenizer files are not the model's"
+        )
     return {
         "model_type": source.model_type,
         "name": source.name,

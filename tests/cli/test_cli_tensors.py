@@ -11,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from hornito.cli.main import main
+from onnx_samples import checkpoint, unpack
 from tensor.models import bert_golden, bert_tiny, model, save
 
 DIMS = ["--dim", "batch_size=1", "--dim", "sequence_length=16"]
@@ -43,6 +44,27 @@ def test_dims_are_listed(bert: Path, capsys: pytest.CaptureFixture[str]) -> None
         "batch_size: input_ids[0], attention_mask[0], token_type_ids[0]",
         "sequence_length: input_ids[1], attention_mask[1], token_type_ids[1]",
     ]
+
+
+def test_dims_of_a_decoder_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = unpack("qwen2-tiny", tmp_path)
+    assert main(["compile", str(path), "--list-dims"]) == 0
+    out, err = capsys.readouterr()
+    assert out.splitlines()[:2] == [
+        "batch_size: " + ", ".join(_places(0)),
+        "sequence_length: input_ids[1], position_ids[1]",
+    ]
+    assert "none needs a number" in err
+    assert main(["compile", str(path), str(tmp_path / "x.vxm"), "--dim", "batch_size=1"]) == 2
+    assert "need no --dim" in capsys.readouterr().err
+    assert main(["compile", str(checkpoint("qwen2-tiny")), "--list-dims"]) == 2
+    assert "is no ONNX model" in capsys.readouterr().err
+
+
+def _places(axis: int) -> list[str]:
+    caches = [f"past_key_values.{i}.{part}" for i in range(3) for part in ("key", "value")]
+    names = ["input_ids", "attention_mask", "position_ids", *caches]
+    return [f"{name}[{axis}]" for name in names]
 
 
 def test_free_dims_are_named(
@@ -99,7 +121,7 @@ def test_compile_and_check(bert: Path, tmp_path: Path, capsys: pytest.CaptureFix
     options = [*DIMS, "--json", "--support-report", str(report)]
     assert main(["compile", str(bert), str(out), *options]) == 0
     printed: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert printed["outputs"] == {"last_hidden_state": ["float32", [1, 16, 48]]}
+    assert printed["buckets"][0]["outputs"] == {"last_hidden_state": ["float32", [1, 16, 48]]}
     for file in (out, report):
         assert main(["check", str(file)]) == 0
         assert "208 nodes of the source" in capsys.readouterr().out

@@ -7,9 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from hornito.cli.binding import add_binding, common, parsed_source
 from hornito.cli.options import add_json
 from hornito.cli.output import print_json
-from hornito.cli.tensors import add_binding, binding_of, parsed_source
 from hornito.errors import FormatError, PackageError, UnsupportedError, UsageError
 from hornito.support import SUPPORTED, missing, support_report, unsupported_report
 
@@ -106,12 +106,12 @@ def _is_package(path: Path) -> bool:
 def _of_package(path: Path) -> dict[str, Any]:
     from hornito.package import open_package
     from hornito.package.model import model_graph
-    from hornito.tensor.package import is_tensor_package, read_tensor_graph
+    from hornito.tensor.package import is_tensor_package, read_buckets
 
     with open_package(path) as package:
         stored = package.manifest.support
         if is_tensor_package(package):
-            read_tensor_graph(package)
+            read_buckets(package)
             return stored
         # The ops are looked up again: this Hornito may not be the one that compiled it.
         try:
@@ -132,7 +132,7 @@ def _of_source(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             from hornito.importers.onnx_generic import import_generic
             from hornito.tensor.package import support
 
-            return support(import_generic(parsed, binding_of(arguments)))
+            return support(import_generic(parsed, common(arguments).binding()))
         return source_support(path)
     except UnsupportedError as error:
         return unsupported_report(error)

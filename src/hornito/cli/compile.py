@@ -7,10 +7,10 @@ import json
 import sys
 from pathlib import Path
 
+from hornito.cli.binding import add_binding, add_buckets
 from hornito.cli.files import EMPTY, SNAPSHOT, TEXT, expect, kind_of
 from hornito.cli.options import WEIGHTS, add_json, add_option, one_of
 from hornito.cli.output import megabytes, print_json
-from hornito.cli.tensors import add_binding
 from hornito.cli.tensors import compile_source as compile_tensors
 from hornito.errors import UsageError
 from hornito.progress import TerminalProgress
@@ -38,10 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also write the report as JSON to FILE: what runs every node",
     )
     add_binding(parser)
+    add_buckets(parser)
     parser.add_argument(
         "--list-dims",
         action="store_true",
-        help="print the named dims of an ONNX model that is no decoder, and stop",
+        help="print the named dims of an ONNX model, and stop",
     )
     add_json(parser)
 
@@ -51,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     from hornito.cache import is_repository, resolve_model
     from hornito.compiler import compile_source
 
-    _refuse_what_is_no_source(Path(arguments.source))
+    if arguments.out is not None or not arguments.graph:
+        _refuse_what_is_no_source(Path(arguments.source))
     code = compile_tensors(arguments)
     if code is not None:
         return code

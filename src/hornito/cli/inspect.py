@@ -40,9 +40,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _operations(graph: dict[str, Any]) -> dict[str, int]:
     """How often each op occurs in a graph, the most frequent first."""
-    nodes = graph.get("nodes")
-    if not isinstance(nodes, list):
-        return {}
+    parts = graph.get("buckets", [graph])  # a model of tensors has several
+    lists = (
+        [p.get("nodes") for p in parts if isinstance(p, dict)] if isinstance(parts, list) else []
+    )
+    nodes = [node for found in lists if isinstance(found, list) for node in found]
     ops = Counter(str(node.get("op")) for node in nodes if isinstance(node, dict))
     return dict(ops.most_common())
 

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Loads the model, streams the answer, prints statistics when asked."""
-    if arguments.input or arguments.output:
+    if arguments.input or arguments.output or arguments.dim or arguments.bucket:
         return run_tensors(arguments)
     prompt = _prompt(arguments)
     if arguments.prefix is not None:

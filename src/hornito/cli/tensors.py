@@ -1,4 +1,4 @@
-"""Models of tensors, not text: binding their dims, compiling them, running them on .npy files."""
+"""Models of tensors, not text: compiling them, running them on .npy files."""
 
 from __future__ import annotations
 
@@ -8,113 +8,65 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hornito.cli.binding import add_dim, graph_specs, load_array, pair_value, parsed_source
 from hornito.cli.output import megabytes, print_json
 from hornito.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornito.importers.onnx_generic import Binding, Parsed
-    from hornito.tensor.graph import TensorGraph
-
-
-def add_binding(parser: argparse.ArgumentParser) -> None:
-    """Adds --dim, --shape and --value."""
-    parser.add_argument(
-        "--dim",
-        action="append",
-        default=[],
-        type=_dim,
-        metavar="NAME=N",
-        help="number of a named dim of an ONNX model that is no decoder; may be repeated",
-    )
-    parser.add_argument(
-        "--shape",
-        action="append",
-        default=[],
-        type=_shape,
-        metavar="INPUT=AxBxC",
-        help="whole shape of one of its inputs",
-    )
-    parser.add_argument(
-        "--value",
-        action="append",
-        default=[],
-        type=_pair,
-        metavar="INPUT=FILE.npy",
-        help="fix an input that shapes depend on",
-    )
+    from hornito.importers.onnx_generic import Parsed
+    from hornito.tensor.buckets import Bucket
 
 
 def add_tensors(parser: argparse.ArgumentParser) -> None:
-    """Adds --input and --output."""
+    """Adds --input, --output, --dim and --bucket."""
     parser.add_argument(
         "--input",
         action="append",
         default=[],
-        type=_pair,
+        type=pair_value,
         metavar="NAME=FILE.npy",
         help="input of a model of tensors (an ONNX model that is no decoder); may be repeated",
     )
     parser.add_argument("--output", metavar="DIR", help="write its outputs to DIR/NAME.npy")
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, sign, value = text.partition("=")
-    if not sign or not name or not value:
-        raise argparse.ArgumentTypeError(f"'{text}' is not NAME=VALUE")
-    return name, value
-
-
-def _dim(text: str) -> tuple[str, int]:
-    name, value = _pair(text)
-    if not value.isascii() or not value.isdigit():
-        raise argparse.ArgumentTypeError(f"'{value}' is no number")
-    return name, int(value)
-
-
-def _shape(text: str) -> tuple[str, tuple[int, ...]]:
-    name, value = _pair(text)
-    dims = value.split("x")
-    if not all(d.isascii() and d.isdigit() for d in dims):
-        raise argparse.ArgumentTypeError(f"'{value}' is not of the form 1x128")
-    return name, tuple(int(d) for d in dims)
-
-
-def binding_of(arguments: argparse.Namespace) -> Binding:
-    """What the options of `add_binding` say."""
-    from hornito.importers.onnx_generic import Binding
-
-    values = {name: load_array(path) for name, path in arguments.value}
-    return Binding(dict(arguments.dim), dict(arguments.shape), values)
-
-
-def parsed_source(source: str | Path) -> Parsed | None:
-    """The ONNX model at a path, unless it is a decoder or no ONNX at all."""
-    from hornito.importers.onnx_generic import parse
-    from hornito.importers.onnx_generic.detect import generic_file
-
-    found = generic_file(Path(source))
-    return None if found is None else parse(*found)
+    add_dim(parser, "number of one of its named dims, where its inputs leave a choice")
+    parser.add_argument("--bucket", metavar="NAME", help="which of a package's graphs to run")
 
 
 def compile_source(arguments: argparse.Namespace) -> int | None:
     """Compiles when the source is a model of tensors; None when it is not."""
-    parsed = parsed_source(arguments.source)
-    if parsed is None:
-        if arguments.dim or arguments.shape or arguments.value or arguments.list_dims:
+    if arguments.graph and arguments.out is None:
+        source, out = None, arguments.source
+    else:
+        source, out = arguments.source, arguments.out
+    parsed = None if source is None else parsed_source(source)
+    if parsed is None and source is not None and arguments.list_dims:
+        return _list_decoder_dims(Path(source), arguments)
+    if parsed is None and (source is not None or not arguments.graph):
+        names = ("dim", "shape", "value", "bucket", "graph", "list_dims")
+        used = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
+        if used:
             raise UsageError(
-                f"{arguments.source} is no ONNX model of tensors: its shapes need no --dim, "
-                "--shape, --value or --list-dims"
+                f"{source} is no ONNX model of tensors: its shapes need no {', '.join(used)}"
             )
         return None
     if arguments.list_dims:
-        return _list_dims(parsed, arguments.json)
-    from hornito.progress import TerminalProgress
-    from hornito.tensor.package import compile_parsed
-
-    if arguments.out is None:
+        return _list_dims(parsed, arguments)
+    if parsed is None and (arguments.dim or arguments.shape or arguments.value or arguments.bucket):
+        raise UsageError(
+            "--dim, --shape, --value and --bucket are for SRC: a --graph has its own, as in "
+            "'FILE;dim:NAME=N'"
+        )
+    if out is None:
         raise UsageError("OUT.vxm is missing: the package to write")
+    return _compile(parsed, out, arguments)
+
+
+def _compile(parsed: Parsed | None, out: str, arguments: argparse.Namespace) -> int:
+    from hornito.progress import TerminalProgress
+    from hornito.tensor.package import compile_graphs
+
     with TerminalProgress() as progress:
-        report = compile_parsed(parsed, binding_of(arguments), arguments.out, progress)
+        report = compile_graphs(graph_specs(parsed, arguments), out, progress)
     for warning in report.warnings:
         print(f"hornito: warning: {warning}", file=sys.stderr)
     data = report.to_dict()
@@ -125,9 +77,12 @@ def compile_source(arguments: argparse.Namespace) -> int | None:
         print_json({k: v for k, v in data.items() if k != "support"})
         return 0
     print(f"{report.path}: {megabytes(report.bytes)} in {report.seconds:.1f} s")
-    for label, values in (("input", report.inputs), ("output", report.outputs)):
-        for name, (dtype, shape) in values.items():
-            print(f"{label} {name}: {dtype} [{', '.join(map(str, shape))}]")
+    for bucket in report.buckets:
+        if len(report.buckets) > 1:
+            print(f"bucket {bucket['name']}")
+        for label in ("input", "output"):
+            for name, (dtype, shape) in bucket[f"{label}s"].items():
+                print(f"{label} {name}: {dtype} [{', '.join(map(str, shape))}]")
     summary = report.support["summary"]
     print(
         f"source nodes: {summary['source_nodes']}, {summary['raised']} of them run on Vulkan,"
@@ -136,35 +91,45 @@ def compile_source(arguments: argparse.Namespace) -> int | None:
     return 0
 
 
-def _list_dims(parsed: Parsed, as_json: bool) -> int:
+def _list_dims(parsed: Parsed | None, arguments: argparse.Namespace) -> int:
     from hornito.importers.onnx_generic import symbolic_dims
 
-    found = symbolic_dims(parsed)
-    if as_json:
+    models = [parsed] if parsed is not None else []
+    models += [spec.parsed for spec in graph_specs(None, arguments)]
+    found: dict[str, list[str]] = {}
+    for model in models:
+        for dim, places in symbolic_dims(model).items():
+            known = found.setdefault(dim, [])
+            known += [place for place in places if place not in known]
+    _print_dims(found, arguments)
+    return 0
+
+
+def _list_decoder_dims(path: Path, arguments: argparse.Namespace) -> int:
+    """The axes of an ONNX decoder, which nobody need bind."""
+    from hornito.importers.onnx.folder import find_model, has_onnx
+    from hornito.importers.onnx.reader import read_model
+
+    if path.suffix != ".onnx" and not (path.is_dir() and has_onnx(path)):
+        raise UsageError(f"{path} is no ONNX model: it has no named dims")
+    found: dict[str, list[str]] = {}
+    for name, dims in read_model(find_model(path).model).inputs.items():
+        for axis, dim in enumerate(dims):
+            if isinstance(dim, str):
+                found.setdefault(dim, []).append(f"{name}[{axis}]")
+    _print_dims(found, arguments)
+    print("a decoder: what its inputs are binds every dim, none needs a number", file=sys.stderr)
+    return 0
+
+
+def _print_dims(found: dict[str, list[str]], arguments: argparse.Namespace) -> None:
+    if arguments.json:
         print_json(found)
-        return 0
+        return
     for dim, places in found.items():
         print(f"{dim}: {', '.join(places)}")
     if not found:
         print("every dim is a number")
-    return 0
-
-
-def load_array(path: str) -> Any:
-    """The array of a .npy file.
-
-    Raises:
-        UsageError: there is none, or it is no array of numbers.
-    """
-    import numpy as np
-
-    try:
-        array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"can't read {path} as .npy: {error}") from error
-    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
-        raise UsageError(f"{path} holds no array of numbers")
-    return array
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -172,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from hornito.cache import resolve_model
-    from hornito.tensor.model import TensorModel
+    from hornito.tensor.model import TensorModels
     from hornito.vk.device import open_device
 
     if arguments.prompt is not None or arguments.prompt_file or arguments.ids:
@@ -180,10 +145,11 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.output:
         raise UsageError("--output DIR is missing: where the outputs go")
     inputs = {name: load_array(path) for name, path in arguments.input}
-    graph, inputs = _graph(resolve_model(arguments.model), inputs)
+    dims = dict(arguments.dim)
+    buckets, inputs = _buckets(resolve_model(arguments.model), inputs, dims)
     folder = Path(arguments.output)
-    with open_device(arguments.device) as device, TensorModel(device, graph) as model:
-        outputs = model.run(inputs)
+    with open_device(arguments.device) as device, TensorModels(device, buckets) as models:
+        outputs = models.run(inputs, bucket=arguments.bucket, dims=dims)
         name = device.info.name
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
@@ -202,13 +168,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _graph(path: Path, inputs: dict[str, Any]) -> tuple[TensorGraph, dict[str, Any]]:
-    """The graph of a package, or of an ONNX model bound to these inputs, and what it takes."""
+def _buckets(
+    path: Path, inputs: dict[str, Any], dims: dict[str, int]
+) -> tuple[list[Bucket], dict[str, Any]]:
+    """The graphs of a package, or of an ONNX model bound to these inputs, and what they take."""
     from hornito.importers.onnx_generic import bind_to
-    from hornito.tensor.package import load_tensor_graph
+    from hornito.tensor.buckets import Bucket
+    from hornito.tensor.package import load_buckets
 
     parsed = None if path.suffix == ".vxm" else parsed_source(path)
     if parsed is None:
-        return load_tensor_graph(path), inputs
-    model = bind_to(parsed, inputs)
-    return model.graph, {n: a for n, a in inputs.items() if n in model.graph.inputs}
+        return load_buckets(path), inputs
+    graph = bind_to(parsed, inputs, dims).graph
+    taken = {n: a for n, a in inputs.items() if n in graph.inputs}
+    return [Bucket(path.stem, dims, graph, {name: name for name in graph.constants})], taken

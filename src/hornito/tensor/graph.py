@@ -177,7 +177,6 @@ class TensorGraph:
     def to_json(self) -> dict[str, Any]:
         """The graph without the constants' data."""
         return {
-            "kind": KIND,
             "values": {n: [v.dtype, list(v.shape)] for n, v in self.values.items()},
             "inputs": self.inputs,
             "outputs": self.outputs,
@@ -232,7 +231,7 @@ def to_words(array: Array, dtype: str, name: str) -> Words:
     """
     flat = np.ascontiguousarray(array).reshape(-1)
     if dtype in FLOATS:
-        return flat.astype(np.float32).view(np.uint32)
+        return flat.astype(np.float32, copy=False).view(np.uint32)
     signed = dtype in SIGNED
     if dtype in EXACT and flat.size:
         low, high = (-(1 << 31), (1 << 31) - 1) if signed else (0, (1 << 32) - 1)

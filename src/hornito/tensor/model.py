@@ -1,8 +1,8 @@
-"""A tensor graph on a device: numpy arrays in, numpy arrays out."""
+"""Tensor graphs on a device: numpy arrays in, numpy arrays out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ import numpy as np
 from hornito.errors import HornitoError, SessionError, UsageError
 from hornito.ops.base import Operand
 from hornito.plan.recording import Pipelines, record
+from hornito.tensor.buckets import Bucket, pick
 from hornito.tensor.graph import (
     FLOATS,
     Array,
@@ -22,7 +23,7 @@ from hornito.tensor.graph import (
 )
 from hornito.tensor.kernels import STATUS, TABLES
 from hornito.tensor.plan import build_tensor_plan
-from hornito.vk.memory import Arena
+from hornito.vk.memory import Arena, Buffer
 
 if TYPE_CHECKING:
     from hornito.vk.device import Device
@@ -40,6 +41,7 @@ class TensorModel:
     Args:
         device: an open device; the caller closes it after the model.
         graph: what to run.
+        constants: by name, places on the device of constants that are there already.
         guard, barrier_everywhere: see `build_tensor_plan`.
 
     Raises:
@@ -51,6 +53,7 @@ class TensorModel:
         device: Device,
         graph: TensorGraph,
         *,
+        constants: Mapping[str, tuple[Buffer, int]] | None = None,
         guard: int = 0,
         barrier_everywhere: bool = False,
     ) -> None:
@@ -64,8 +67,9 @@ class TensorModel:
         self._closed = False
         plan = self.plan
         try:
-            constants = [*plan.constants.items(), (TABLES, plan.tables.nbytes)]
-            self._constants = self._arena("constants", constants)
+            self._shared = constants or {}
+            own = [(n, size) for n, size in plan.constants.items() if n not in self._shared]
+            self._constants = self._arena("constants", [*own, (TABLES, plan.tables.nbytes)])
             self._inputs = self._arena("inputs", list(plan.inputs.items()))
             self._values = self._arena("activations", [("arena", max(4, plan.arena.total))])
             self._status = self._arena("status", [(STATUS, plan.nodes * 4)])
@@ -85,7 +89,7 @@ class TensorModel:
         pairs = [
             (*self._constants[name], words)
             for name, words in self.graph.constants.items()
-            if words.size
+            if words.size and name not in self._shared
         ]
         self.device.upload([*pairs, (*self._constants[TABLES], self.plan.tables)])
         # Memory that nothing has written yet is NaN, so that a read of it shows.
@@ -98,6 +102,9 @@ class TensorModel:
             base = self._values.address("arena") + self.plan.arena.offsets[name]
         elif name == STATUS:
             base = self._status.address(STATUS)
+        elif name in self._shared:
+            buffer, offset = self._shared[name]
+            base = buffer.address + offset
         elif name in self._constants:
             base = self._constants.address(name)
         else:
@@ -162,7 +169,9 @@ class TensorModel:
             words[name] = to_words(array, value.dtype, f"input {name}")
         return words
 
-    def _download(self, arena: Arena, name: str, size: int, offset: int = 0) -> bytes:
+    def _download(
+        self, arena: Mapping[str, tuple[Buffer, int]], name: str, size: int, offset: int = 0
+    ) -> bytes:
         buffer, base = arena[name]
         return self.device.download(buffer, base + offset, size)
 
@@ -174,6 +183,8 @@ class TensorModel:
         source = self.plan.outputs[name]
         if source in self.plan.arena.offsets:
             raw = self._download(self._values, "arena", size, self.plan.arena.offsets[source])
+        elif source in self._shared:
+            raw = self._download(self._shared, source, size)
         elif source in self.graph.constants:
             raw = self._download(self._constants, source, size)
         else:
@@ -191,6 +202,88 @@ class TensorModel:
             arena.free()
 
     def __enter__(self) -> TensorModel:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class TensorModels:
+    """The buckets of a package on a device; a bucket is planned when it is first needed.
+
+    Constants are on the device once, whichever buckets read them.
+
+    Args:
+        device: an open device; the caller closes it after the models.
+        buckets: of one package (`load_buckets`).
+
+    Raises:
+        DeviceMemoryError: the constants do not fit; nothing stays allocated.
+    """
+
+    def __init__(self, device: Device, buckets: Sequence[Bucket]) -> None:
+        self.device = device
+        self.buckets = list(buckets)
+        self._models: dict[str, TensorModel] = {}
+        pool = {
+            place: bucket.graph.constants[name]
+            for bucket in self.buckets
+            for name, place in bucket.pooled.items()
+            if name in bucket.graph.constants
+        }
+        items = [(place, max(4, words.nbytes)) for place, words in pool.items()]
+        self._pool = Arena(device, "constants", items)
+        try:
+            device.upload([(*self._pool[place], words) for place, words in pool.items()])
+        except BaseException:
+            self._pool.free()
+            raise
+
+    def run(
+        self,
+        inputs: Mapping[str, Array],
+        *,
+        bucket: str | None = None,
+        dims: Mapping[str, int] | None = None,
+    ) -> dict[str, Array]:
+        """The outputs of the bucket that takes these inputs.
+
+        Args:
+            bucket: its name, where several would do.
+            dims: numbers that its named dims must have.
+
+        Raises:
+            UsageError: no bucket takes them, or several do; names those that there are.
+            UnsupportedError, HornitoError: as `TensorModel.run`.
+        """
+        shapes = {name: np.shape(array) for name, array in inputs.items()}
+        chosen = pick(self.buckets, shapes, name=bucket, dims=dims)
+        return self.model(chosen).run(inputs)
+
+    def model(self, bucket: Bucket) -> TensorModel:
+        """A bucket's model, loaded and recorded."""
+        if bucket.name not in self._models:
+            places = {
+                name: self._pool[place]
+                for name, place in bucket.pooled.items()
+                if name in bucket.graph.constants
+            }
+            self._models[bucket.name] = TensorModel(self.device, bucket.graph, constants=places)
+        return self._models[bucket.name]
+
+    def close(self) -> None:
+        """Release every model and the constants; a second call does nothing."""
+        for model in self._models.values():
+            model.close()
+        self._models.clear()
+        self._pool.free()
+
+    def __enter__(self) -> TensorModels:
         return self
 
     def __exit__(

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hornito.errors import PackageError, UsageError
+from hornito.errors import FormatError, PackageError, UsageError
 from hornito.package import Package, open_package, write_package
 from hornito.progress import NullProgress, Progress
 from hornito.support import BACKEND, SUPPORTED
+from hornito.tensor.buckets import Bucket
 from hornito.tensor.graph import FLOATS, KIND, SIGNED, TensorGraph, Words
 
 if TYPE_CHECKING:
     from hornito.importers.onnx_generic import Binding, GenericModel, Parsed
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSpec:
+    """One graph to compile: a file, the numbers of its dims, and a name (made of them if `""`)."""
+
+    parsed: Parsed
+    binding: Binding
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,17 +38,16 @@ class TensorReport:
 
     Attributes:
         path, bytes: the package.
-        inputs, outputs: element type and shape of each.
-        nodes: operations on the device.
+        buckets: of each its name, dims, and the element type and shape of every input and output.
+        nodes: operations on the device, of all buckets.
         warnings: what the user should know.
-        support: the support report, node by node.
+        support: the support report, bucket by bucket and node by node.
         seconds: wall time.
     """
 
     path: str
     bytes: int
-    inputs: dict[str, list[Any]]
-    outputs: dict[str, list[Any]]
+    buckets: list[dict[str, Any]]
     nodes: int
     warnings: list[str]
     support: dict[str, Any]
@@ -49,38 +59,81 @@ class TensorReport:
 
 
 def is_tensor_package(package: Package) -> bool:
-    """Whether a package holds a tensor graph."""
+    """Whether a package holds tensor graphs."""
     return package.manifest.graph.get("kind") == KIND
 
 
-def compile_parsed(
-    parsed: Parsed,
-    binding: Binding,
-    out: str | os.PathLike[str],
-    progress: Progress | None = None,
+def compile_graphs(
+    specs: Sequence[GraphSpec], out: str | os.PathLike[str], progress: Progress | None = None
 ) -> TensorReport:
-    """Bind a parsed ONNX model's dims and write its package.
+    """Bind the dims of parsed ONNX models and write them as the buckets of one package.
+
+    Constants that hold the same numbers are stored once.
 
     Raises:
-        UsageError, UnsupportedError: it can't be compiled, and why; names every node at fault.
+        UsageError, UnsupportedError: they can't be compiled, and why; names every node at fault.
     """
     from hornito.importers.onnx_generic import import_generic
 
     began = time.monotonic()
-    model = import_generic(parsed, binding)
-    report = support(model)
-    size = write_tensor_package(out, model.graph, report, parsed.path, progress)
-    facts = _facts(model.graph, parsed.path)
+    files = len({spec.parsed.path for spec in specs})
+    pool = _Pool()
+    buckets: list[Bucket] = []
+    reports: dict[str, dict[str, Any]] = {}
+    for spec in specs:
+        name = spec.name or _name(spec, files)
+        if name in reports:
+            raise UsageError(f"two buckets are named {name!r}: give each other shapes, or a name")
+        model = import_generic(spec.parsed, spec.binding)
+        pooled = pool.add(model.graph, "" if not buckets else f"{len(buckets)}:")
+        buckets.append(Bucket(name, dict(spec.binding.dims), model.graph, pooled))
+        reports[name] = support(model)
+    report = _joined(reports, buckets)
+    source = specs[0].parsed.path
+    size = _write(out, buckets, pool, report, source, progress or NullProgress())
     return TensorReport(
         str(out),
         size,
-        facts["inputs"],
-        facts["outputs"],
-        len(model.graph.nodes),
+        [_described(bucket) for bucket in buckets],
+        sum(len(bucket.graph.nodes) for bucket in buckets),
         report["warnings"],
         report,
         time.monotonic() - began,
     )
+
+
+def _name(spec: GraphSpec, files: int) -> str:
+    """A bucket's name, of its file (where there are several) and its shapes."""
+    binding = spec.binding
+    facts = [f"{dim}={number}" for dim, number in binding.dims.items()]
+    facts += [f"{name}={'x'.join(map(str, shape))}" for name, shape in binding.shapes.items()]
+    stem = spec.parsed.path.stem
+    parts = ([stem] if files > 1 or not facts else []) + ([",".join(facts)] if facts else [])
+    return ":".join(parts)
+
+
+class _Pool:
+    """Constants of all buckets, each content once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, tuple[str, tuple[int, ...], Words]] = {}
+        self._known: dict[tuple[str, bytes], str] = {}
+
+    def add(self, graph: TensorGraph, prefix: str) -> dict[str, str]:
+        """Take in a graph's constants; the array of the package that holds each, by name."""
+        places = {}
+        for name, words in graph.constants.items():
+            value = graph.values[name]
+            if not value.size:
+                continue
+            dtype = {0: "F32", 1: "I32", 2: "U32"}[value.kind]
+            key = dtype, hashlib.sha256(np.ascontiguousarray(words).data).digest()
+            place = self._known.setdefault(key, prefix + name)
+            if place not in self.tensors:
+                self.tensors[place] = dtype, value.shape, words
+            graph.constants[name] = self.tensors[place][2]
+            places[name] = place
+        return places
 
 
 def support(model: GenericModel) -> dict[str, Any]:
@@ -133,44 +186,79 @@ def _warnings(graph: TensorGraph) -> list[str]:
     return [f"{doubles} float64 values are computed in fp32"]
 
 
-def _facts(graph: TensorGraph, path: Path) -> dict[str, Any]:
-    def described(names: Mapping[str, str]) -> dict[str, list[Any]]:
+def _joined(reports: Mapping[str, dict[str, Any]], buckets: Sequence[Bucket]) -> dict[str, Any]:
+    """One report of all buckets; rows say whose they are."""
+    parts = list(reports.values())
+    counts = [part["summary"] for part in parts]
+
+    def rows(key: str) -> list[dict[str, Any]]:
+        return [{"bucket": n, **row} for n, part in reports.items() for row in part[key]]
+
+    return {
+        **parts[0],
+        "summary": {
+            **{key: sum(c[key] for c in counts) for key in counts[0] if key != "coverage"},
+            "coverage": min(c["coverage"] for c in counts),
+        },
+        "buckets": [
+            {**_described(bucket), "summary": summary}
+            for bucket, summary in zip(buckets, counts, strict=True)
+        ],
+        "nodes": rows("nodes"),
+        "source_nodes": rows("source_nodes"),
+        "warnings": list(dict.fromkeys(text for part in parts for text in part["warnings"])),
+    }
+
+
+def _described(bucket: Bucket) -> dict[str, Any]:
+    graph = bucket.graph
+
+    def typed(names: Mapping[str, str]) -> dict[str, list[Any]]:
         values = {label: graph.values[name] for label, name in names.items()}
         return {label: [v.dtype, list(v.shape)] for label, v in values.items()}
 
     return {
-        "model_type": KIND,
-        "name": path.stem,
-        "inputs": described({name: name for name in graph.inputs}),
-        "outputs": described(graph.outputs),
+        "name": bucket.name,
+        "dims": dict(bucket.dims),
+        "inputs": typed({name: name for name in graph.inputs}),
+        "outputs": typed(graph.outputs),
     }
 
 
-def write_tensor_package(
+def _write(
     out: str | os.PathLike[str],
-    graph: TensorGraph,
+    buckets: Sequence[Bucket],
+    pool: _Pool,
     report: dict[str, Any],
     source: Path,
-    progress: Progress | None = None,
+    progress: Progress,
 ) -> int:
-    """Write a graph and its constants; returns the package's bytes."""
-    tensors = []
-    for name, words in graph.constants.items():
-        value = graph.values[name]
-        if value.size:
-            dtype = {0: "F32", 1: "I32", 2: "U32"}[value.kind]
-            tensors.append((name, dtype, value.shape, _bytes(words)))
+    facts = {
+        "model_type": KIND,
+        "name": source.stem,
+        "buckets": [_described(bucket) for bucket in buckets],
+    }
+    graph = {
+        "kind": KIND,
+        "buckets": [
+            {"name": b.name, "dims": dict(b.dims), "tensors": dict(b.pooled), **b.graph.to_json()}
+            for b in buckets
+        ],
+    }
+    tensors = [
+        (name, dtype, shape, _bytes(words)) for name, (dtype, shape, words) in pool.tensors.items()
+    ]
     return write_package(
         out,
-        graph.to_json(),
-        _facts(graph, source),
+        graph,
+        facts,
         tensors,
         {},
         {},
         {"weights": "fp32"},
         report,
         {"format": "onnx", "file": source.name, "name": source.stem, "licence": None},
-        progress or NullProgress(),
+        progress,
     )
 
 
@@ -178,33 +266,60 @@ def _bytes(words: Words) -> Any:
     return lambda: words.astype("<u4", copy=False)
 
 
-def read_tensor_graph(package: Package) -> TensorGraph:
-    """The graph of a package, with its constants as views of the file.
+def read_buckets(package: Package) -> list[Bucket]:
+    """The graphs of a package, with their constants as views of the file.
 
     Raises:
         UsageError: the package holds a text model.
-        PackageError, FormatError: the graph is damaged.
+        PackageError, FormatError: a graph is damaged.
     """
     if not is_tensor_package(package):
         raise UsageError(f"{package.path} is a text model: give it a prompt, not --input")
-    data = package.manifest.graph
+    views: dict[str, Words] = {}
+    buckets = [_bucket(package, data, views) for data in _listed(package)]
+    if not buckets:
+        raise PackageError(f"{package.path}: it has no bucket")
+    if len({bucket.name for bucket in buckets}) != len(buckets):
+        raise PackageError(f"{package.path}: two buckets have one name")
+    return buckets
+
+
+def _listed(package: Package) -> Iterator[Mapping[str, Any]]:
+    listed = package.manifest.graph.get("buckets")
+    if not isinstance(listed, list) or not all(isinstance(data, dict) for data in listed):
+        raise PackageError(
+            f"{package.path}: its graph has no list of buckets: compile the model again"
+        )
+    yield from listed
+
+
+def _bucket(package: Package, data: Mapping[str, Any], views: dict[str, Words]) -> Bucket:
+    try:
+        name, dims = str(data["name"]), {str(k): int(v) for k, v in data["dims"].items()}
+        places = {str(k): str(v) for k, v in data["tensors"].items()}
+        typed = {str(c): data["values"][c] for c in data["constants"]}
+        shapes = {c: (str(dtype), list(shape)) for c, (dtype, shape) in typed.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise FormatError(f"{package.path}: not a bucket: {error!r}") from error
     constants: dict[str, Words] = {}
-    for name in data.get("constants", []):
-        info = package.tensors.get(name)
-        dtype, shape = data.get("values", {}).get(name, ("", []))
+    for constant, (dtype, shape) in shapes.items():
+        place = places.get(constant, constant)
+        info = package.tensors.get(place)
         if info is None:
             if 0 not in shape:
-                raise PackageError(f"{package.path}: no tensor {name!r}")
-            constants[name] = np.zeros(0, np.uint32)
+                raise PackageError(f"{package.path}: no tensor {place!r}")
+            constants[constant] = np.zeros(0, np.uint32)
             continue
         expected = "F32" if dtype in FLOATS else "I32" if dtype in SIGNED else "U32"
         if info.dtype != expected:
-            raise PackageError(f"{package.path}: tensor {name!r} is {info.dtype}, not {expected}")
-        constants[name] = np.frombuffer(package.tensor(name), np.uint32)
-    return TensorGraph.from_json(data, constants)
+            raise PackageError(f"{package.path}: tensor {place!r} is {info.dtype}, not {expected}")
+        if place not in views:
+            views[place] = np.frombuffer(package.tensor(place), np.uint32)
+        constants[constant] = views[place]
+    return Bucket(name, dims, TensorGraph.from_json(data, constants), places)
 
 
-def load_tensor_graph(path: str | os.PathLike[str]) -> TensorGraph:
-    """The graph of a package file; the constants keep the file's map alive."""
+def load_buckets(path: str | os.PathLike[str]) -> list[Bucket]:
+    """The graphs of a package file; their constants keep the file's map alive."""
     with open_package(path) as package:
-        return read_tensor_graph(package)
+        return read_buckets(package)

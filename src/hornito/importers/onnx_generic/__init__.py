@@ -176,8 +176,13 @@ def import_generic(parsed: Parsed, binding: Binding) -> GenericModel:
     return GenericModel(b.graph, _covered(parsed, b.graph), parsed.opset)
 
 
-def bind_to(parsed: Parsed, arrays: Mapping[str, Array]) -> GenericModel:
+def bind_to(
+    parsed: Parsed, arrays: Mapping[str, Array], dims: Mapping[str, int] | None = None
+) -> GenericModel:
     """The model for inputs of these shapes; inputs that shapes depend on become constants.
+
+    Args:
+        dims: numbers that named dims must have, too.
 
     Raises:
         UsageError, UnsupportedError: as `import_generic`; also a missing or unknown input.
@@ -192,7 +197,7 @@ def bind_to(parsed: Parsed, arrays: Mapping[str, Array]) -> GenericModel:
     while True:
         shapes = {n: tuple(a.shape) for n, a in arrays.items() if n not in values}
         try:
-            return import_generic(parsed, Binding(shapes=shapes, values=values))
+            return import_generic(parsed, Binding(dims or {}, shapes, values))
         except NeedsValue as error:
             values.update((name, arrays[name]) for name in error.inputs)
 
