@@ -243,18 +243,10 @@ class LLM:
         Raises:
             UsageError: the package has none.
         """
-        if not self.has_tokenizer:
-            raise UsageError("this package has no tokenizer: prompts must be lists of token ids")
         if self._tokenizer is None:
-            from hornito.text.tokenizer import Tokenizer
+            from hornito.text.tokenizer import package_tokenizer
 
-            facts = self._package.manifest.facts
-            self._tokenizer = Tokenizer(
-                self._package.blob("tokenizer.json"),
-                add_bos=facts["add_bos"],
-                bos_id=facts["bos_id"],
-                eos_ids=facts["eos_ids"],
-            )
+            self._tokenizer = package_tokenizer(self._package)
         return self._tokenizer
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hornito.package.format import FORMAT_VERSION, Manifest, TensorInfo
 from hornito.package.reader import Package, open_package
-from hornito.package.writer import write_package
+from hornito.package.writer import store_quality, write_package
 
 __all__ = [
     "FORMAT_VERSION",
@@ -12,5 +12,6 @@ __all__ = [
     "Package",
     "TensorInfo",
     "open_package",
+    "store_quality",
     "write_package",
 ]

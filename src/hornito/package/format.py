@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hornito.errors import PackageError
@@ -54,6 +54,8 @@ class Manifest:
         support: the support report of the compilation.
         source: where the weights came from, with name and licence as far as known.
         sha256: hash of every weight and blob by tensor name.
+        quality: how close the package comes to the fp32 tier of its source (hornito.diag.quality);
+            empty until it is measured.
     """
 
     format_version: int
@@ -65,10 +67,20 @@ class Manifest:
     support: dict[str, Any]
     source: dict[str, Any]
     sha256: dict[str, str]
+    quality: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """The manifest as a JSON object."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+        """The manifest as a JSON object; without `quality` while that is empty."""
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        if not self.quality:
+            del found["quality"]
+        return found
+
+    def identity(self) -> str:
+        """sha256, in hex, of all that the model is: the manifest but for its quality."""
+        found = self.to_json()
+        found.pop("quality", None)
+        return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
     @classmethod
     def from_json(cls, data: object, where: str) -> Manifest:
@@ -99,13 +111,16 @@ class Manifest:
             if not isinstance(value, dict):
                 raise PackageError(f"{where}: manifest field '{name}' is missing or no object")
             maps[name] = value
+        quality = data.get("quality", {})
+        if not isinstance(quality, dict):
+            raise PackageError(f"{where}: manifest field 'quality' is no object")
         program = data.get("hornito_version")
         if not isinstance(program, str):
             raise PackageError(f"{where}: manifest field 'hornito_version' is missing or no text")
         for name, value in maps["sha256"].items():
             if not isinstance(value, str) or not _HASH.fullmatch(value):
                 raise PackageError(f"{where}: tensor '{name}' has no valid sha256")
-        return cls(format_version=version, hornito_version=program, **maps)
+        return cls(format_version=version, hornito_version=program, quality=quality, **maps)
 
 
 def dump_json(data: object) -> str:

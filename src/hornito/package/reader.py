@@ -80,6 +80,26 @@ class Package:
             raise PackageError(f"{self.path}: no tensor '{name}'")
         return self._view(info)
 
+    @property
+    def data_start(self) -> int:
+        """Where the data of the tensors begins in the file."""
+        infos = (*self.tensors.values(), *self.blobs.values(), *self._padding.values())
+        return min((info.offset for info in infos), default=self.size)
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """The safetensors entry of every tensor, padding included, in file order."""
+        start = self.data_start
+        blobs = {BLOB_PREFIX + name: info for name, info in self.blobs.items()}
+        named = {**self.tensors, **blobs, **self._padding}
+        return {
+            name: {
+                "dtype": info.dtype,
+                "shape": list(info.shape),
+                "data_offsets": [info.offset - start, info.offset - start + info.nbytes],
+            }
+            for name, info in sorted(named.items(), key=lambda item: item[1].offset)
+        }
+
     def blob(self, name: str) -> bytes:
         """The content of a carried file.
 

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,9 +30,12 @@ from hornito.package.format import (
     encode_header,
 )
 from hornito.package.partial import partial_path
+from hornito.package.reader import open_package
 from hornito.progress import NullProgress, Progress
 
 log = logging.getLogger("hornito")
+
+_COPY_PIECE = 8 << 20  # bytes
 
 BytesLike = bytes | bytearray | memoryview | npt.NDArray[Any]
 TensorData = Callable[[], BytesLike | Iterable[BytesLike]]
@@ -102,11 +106,9 @@ def write_package(
     entries = {tensor.name: tensor.entry() for tensor in placed}
     header = encode_header(entries, manifest)
     total = len(header) + (placed[-1].end if placed else 0)
-    partial = partial_path(target)
     progress = progress or NullProgress()
     try:
-        _check_space(target, total)
-        with open(partial, "xb") as file:
+        with _replaced(target, total) as file:
             file.write(header)
             progress.start(f"writing {target.name}", total)
             progress.advance(len(header))
@@ -114,6 +116,40 @@ def write_package(
             final = encode_header(entries, replace(manifest, sha256=hashes), data_start=len(header))
             file.seek(0)
             file.write(final)
+    finally:
+        progress.finish()
+    return total
+
+
+def store_quality(path: str | os.PathLike[str], quality: dict[str, Any]) -> None:
+    """Write the `quality` of a package's manifest; everything else stays, byte by byte.
+
+    The file is replaced by a new one as a whole, so whoever has it open keeps what they opened.
+
+    Raises:
+        PackageError: it is no package, or damaged.
+        HornitoError: the disk is full or the file can't be written; the package is as it was.
+    """
+    target = Path(path).resolve()
+    with open_package(target) as package:
+        start = package.data_start
+        header = encode_header(package.entries(), replace(package.manifest, quality=quality))
+        with _replaced(target, len(header) + package.size - start) as file:
+            shutil.copymode(target, file.name)
+            file.write(header)
+            with open(target, "rb") as old:
+                old.seek(start)
+                shutil.copyfileobj(old, file, _COPY_PIECE)
+
+
+@contextmanager
+def _replaced(target: Path, total: int) -> Iterator[BinaryIO]:
+    """A new file of `total` bytes that becomes `target` when the block ends without an error."""
+    partial = partial_path(target)
+    try:
+        _check_space(target, total)
+        with open(partial, "xb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, target)
@@ -121,9 +157,7 @@ def write_package(
     except OSError as error:
         raise HornitoError(f"can't write {target} ({total} bytes): {error}") from error
     finally:
-        progress.finish()
         _discard(partial)
-    return total
 
 
 def _discard(partial: Path) -> None:

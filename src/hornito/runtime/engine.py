@@ -7,8 +7,6 @@ records, block tables) goes to the device in a small recording of the same submi
 from __future__ import annotations
 
 import gc
-import hashlib
-import json
 import logging
 import threading
 import weakref
@@ -491,7 +489,6 @@ def _identity(
 ) -> dict[str, Any]:
     """What a KV cache depends on, as plain JSON types; the first that differs is named."""
     manifest = package.manifest
-    text = json.dumps(manifest.to_json(), sort_keys=True)
     longest = original_max(graph)
     return {
         "weights": manifest.quant.get("weights"),
@@ -506,7 +503,7 @@ def _identity(
         else "short",
         "windows": [kind.window for kind in plan.kinds],
         "kinds": [[kind.kv_heads, kind.head_dim, list(kind.layers)] for kind in plan.kinds],
-        "package": hashlib.sha256(text.encode()).hexdigest(),
+        "package": manifest.identity(),
     }
 
 

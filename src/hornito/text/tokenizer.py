@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hornito.errors import FormatError, UsageError
 from hornito.text.huggingface import HuggingFaceTokenizer
 from hornito.text.sentencepiece import SentencePieceBPE
 from hornito.text.stream import StreamDecoder
+
+if TYPE_CHECKING:
+    from hornito.package import Package
 
 _SENTENCEPIECE = re.compile(rb'\s*\{\s*"type"\s*:\s*"hornito-sentencepiece-bpe"')
 
@@ -157,3 +160,20 @@ class Tokenizer:
         """Text of a whole sequence; bytes are joined before they are read as UTF-8."""
         stream = StreamDecoder(self, skip_special=skip_special)
         return "".join([*(stream.push(i) for i in ids), stream.finish()])
+
+
+def package_tokenizer(package: Package) -> Tokenizer:
+    """The tokenizer of a package.
+
+    Raises:
+        UsageError: the package has none.
+    """
+    if "tokenizer.json" not in package.blobs:
+        raise UsageError("this package has no tokenizer: prompts must be lists of token ids")
+    facts = package.manifest.facts
+    return Tokenizer(
+        package.blob("tokenizer.json"),
+        add_bos=facts["add_bos"],
+        bos_id=facts["bos_id"],
+        eos_ids=facts["eos_ids"],
+    )
