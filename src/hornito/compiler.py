@@ -24,6 +24,7 @@ from hornito.ops.rope import original_max
 from hornito.package import open_package, write_package
 from hornito.package.writer import TensorData
 from hornito.progress import NullProgress, Progress
+from hornito.provenance import remember_source, source_files, source_hash
 from hornito.quant.formats import weight_format
 from hornito.quant.ggml import is_quantised
 from hornito.quant.storage import PackedData, pack
@@ -198,7 +199,7 @@ def compile_cached(
     folder = path.is_dir()
     label = weights or DEFAULT
     facts = [str(path), label, hornito.__version__]
-    for file in _source_files(path):
+    for file in source_files(path):
         stat = file.stat()
         facts += [file.name, str(stat.st_size), str(stat.st_mtime_ns)]
     digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
@@ -211,18 +212,6 @@ def compile_cached(
         compile_source(path, out, weights=weights, progress=progress)
     note_use(out, path)
     return out
-
-
-def _source_files(path: Path) -> list[Path]:
-    """The files that a source is made of. Weights and config of an ONNX file lie beside it."""
-    if path.suffix == ".onnx":
-        folders = [path.parent]
-    elif path.is_dir():
-        folders = [path, path / "onnx"]
-    else:
-        return [path]
-    found = [file for folder in folders if folder.is_dir() for file in sorted(folder.iterdir())]
-    return [file for file in found if file.is_file() and not file.name.startswith(".")]
 
 
 def model_facts(source: Source, graph: Graph) -> dict[str, Any]:
@@ -360,9 +349,15 @@ def _support(
 
 
 def _provenance(source: Source) -> dict[str, Any]:
-    return {
+    path = Path(source.path)
+    found = {
         "format": source.format,
-        "file": Path(source.path).name,
+        "file": path.name,
         "name": source.name,
         "licence": source.licence,
     }
+    if path.exists():
+        sha256 = source_hash(path)
+        remember_source(sha256, path)
+        found["sha256"] = sha256
+    return found
