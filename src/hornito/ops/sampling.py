@@ -14,8 +14,9 @@ from hornito.graph.graph import Node
 from hornito.ops.base import RUN, Lowering, Operand, Push, ceil_div
 
 ADJUST_PUSH = Push(
-    "logits:u64 raw:u64 adjusted:u64 partial:u64 params:u64 biases:u64 counts:u64 histogram:u64 "
-    "rows:u64 selection:u64 call:u64 live_word:u32 width:u32 first_id:u32 runs:u32 vocabulary:u32"
+    "logits:u64 raw:u64 adjusted:u64 partial:u64 params:u64 biases:u64 counts:u64 masks:u64 "
+    "histogram:u64 rows:u64 selection:u64 call:u64 live_word:u32 width:u32 first_id:u32 runs:u32 "
+    "vocabulary:u32"
 )
 HISTOGRAM_PUSH = Push(
     "adjusted:u64 partial:u64 params:u64 histogram:u64 rows:u64 selection:u64 call:u64 "
@@ -32,7 +33,7 @@ DRAW_PUSH = Push(
     "ring:u32 vocabulary:u32"
 )
 
-GREEDY, PENALTIES, TOP_K, TOP_P = 1, 2, 4, 8
+GREEDY, PENALTIES, TOP_K, TOP_P, MASKED = 1, 2, 4, 8, 16
 """Bits of a parameter record's first word."""
 
 BINS = 1024
@@ -40,6 +41,11 @@ MOST_IDS = 512 * RUN
 """Ids of the largest vocabulary that `draw` has shared memory for."""
 
 LIVE_WORD = 1
+
+
+def mask_bytes(vocabulary: int) -> int:
+    """Bytes of a row's mask: one bit for each id, in 32-bit words."""
+    return ceil_div(vocabulary, 32) * 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,8 @@ def lower_sample(
 def _emit_adjust(
     node: Node, low: Lowering, b: _Buffers, part: Operand, first: int, width: int, vocabulary: int
 ) -> None:
-    inputs = (low.sampling, low.biases, low.counts)
+    masks = Operand("masks", 0, low.selected * mask_bytes(vocabulary))
+    inputs = (low.sampling, low.biases, low.counts, masks)
     low.emit(
         node,
         "sample/adjust.default",

@@ -2,19 +2,24 @@
 
 The device feeds itself: a step's tail writes the next token into the row record that the next step
 reads. The host submits one run of steps ahead, reads the records of the run before, and stops.
+
+A session whose sampler has a constraint needs the host once a token: its run makes one step at a
+time. The step's mask is found while the device evaluates the row, and uploaded before the tail;
+tokens that can only come next are evaluated in one call, together with the pending one.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterator, Sequence
 
-from hornito.errors import HornitoError, SessionError, UsageError
+from hornito.errors import DeviceLostError, HornitoError, SessionError, UsageError
 from hornito.ops.base import ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import RING
 from hornito.runtime.engine import Engine, Record, not_finite
 from hornito.runtime.guard import uninterrupted
 from hornito.runtime.rows import RowUpdate, row_bytes, words
-from hornito.runtime.sampler import Sampler, SamplingParams, sampling_updates
+from hornito.runtime.sampler import Sampler, SamplingParams, mask_update, sampling_updates
 from hornito.runtime.session import Session
 
 Steps = list[list[int]]
@@ -125,8 +130,9 @@ class DecodeRun:
         if not self.rows:
             raise UsageError(f"{len(sessions)} sessions exceed the largest batch bucket")
         self.samplers = _samplers(samplers, len(sessions), self.engine.vocabulary)
-        self.sampled = any(not sampler.params.plain for sampler in self.samplers)
-        self.per_run = steps
+        self.sampled = any(not sampler.plain for sampler in self.samplers)
+        self.constrained = any(sampler.constraint is not None for sampler in self.samplers)
+        self.per_run = 1 if self.constrained else steps
         self.flags = [ROW_LIVE | (ROW_IGNORE_EOS if past else 0) for past in ignore_eos]
         ends = frozenset(self.engine.eos_ids)
         self.ends = [frozenset() if past else ends for past in ignore_eos]
@@ -149,7 +155,12 @@ class DecodeRun:
 
     @property
     def left(self) -> int:
-        """Steps that have not been submitted yet for the session that wants most."""
+        """Steps that can be submitted now, for the session that wants most.
+
+        With a constraint that is one, once everything before has been received.
+        """
+        if self.constrained and (self.in_flight or self.arrived):
+            return 0
         rows = zip(self.submitted, self.limits, self.over, strict=True)
         return max(0 if over else limit - done for done, limit, over in rows)
 
@@ -182,6 +193,9 @@ class DecodeRun:
             with uninterrupted():
                 records = self.arrived.pop(0)
                 self._accept(records)
+            if self.constrained:
+                for i in range(len(self.sessions)):
+                    self._feed_forced(i, records[i])
             return records
 
     def _submit(self, count: int) -> None:
@@ -200,9 +214,8 @@ class DecodeRun:
             ]
             if self.sampled:
                 updates += self._sampling()
-        step = engine.recording("batch", self.rows, "body")
-        tail = "sample" if self.sampled else "argmax"
-        step = step + engine.recording("batch", self.rows, tail)
+        body = engine.recording("batch", self.rows, "body")
+        tail = engine.recording("batch", self.rows, "sample" if self.sampled else "argmax")
         with uninterrupted():
             ends = [self.next_end(i, count) for i in range(len(self.sessions))]
             for i, session in enumerate(self.sessions):
@@ -213,8 +226,15 @@ class DecodeRun:
                 done if over else end
                 for done, end, over in zip(self.submitted, ends, self.over, strict=True)
             ]
-            self.in_flight.append((engine.submit(updates, step * count), count))
+            if not self.constrained:
+                self.in_flight.append((engine.submit(updates, (body + tail) * count), count))
+            else:
+                engine.submit(updates, body)
             self.owns_rows = True
+        if self.constrained:
+            masks = self._masks()  # while the device evaluates the rows
+            with uninterrupted():
+                self.in_flight.append((engine.submit(masks, tail), 1))
 
     def _row(self, index: int) -> RowUpdate:
         session = self.sessions[index]
@@ -240,6 +260,57 @@ class DecodeRun:
             updates += sampling_updates("batch", i, sampler, counted)
         return updates
 
+    def _masks(self) -> list[tuple[str, int, bytes]]:
+        """The masks of the rows that go on; a row whose constraint fails ends with its error."""
+        updates = []
+        for i, sampler in enumerate(self.samplers):
+            if sampler.constraint is None or self.over[i]:
+                continue
+            try:
+                mask = mask_update("batch", i, sampler.constraint, self.engine.vocabulary)
+                updates.append(mask)
+            except HornitoError as error:
+                self._end(i, error)
+        return updates
+
+    def _end(self, index: int, error: HornitoError | None = None) -> None:
+        """End a session's part for a reason unknown to the device, whose row is taken back."""
+        self.over[index] = True
+        self.errors[index] = self.errors[index] or error
+        self.owns_rows = False
+
+    def _feed_forced(self, index: int, records: list[Record]) -> None:
+        """Evaluate what a session's constraint says must come next, and add it to its records."""
+        session, sampler = self.sessions[index], self.samplers[index]
+        constraint = sampler.constraint
+        if constraint is None or not records or self.errors[index] is not None:
+            return
+        # The pending token takes one of the positions that are left.
+        most = self.limits[index] - session.position - 1
+        forced: list[int] = []
+        if not self.over[index] and sampler.params.logprobs is None:
+            forced = constraint.take_forced(most)
+        records += [Record(token, math.nan) for token in forced]
+        if constraint.complete:
+            self._end(index)  # nothing follows, so the last tokens need no evaluation
+        elif forced:
+            assert session.pending is not None
+            edits = session.edits
+            try:
+                session.prefill([session.pending, *forced], sampler=sampler)
+            except DeviceLostError:
+                raise
+            except HornitoError as error:
+                self._end(index, error)
+                return
+            session.edits = edits
+            assert session.record is not None
+            records.append(session.record)
+            self.owns_rows = False  # the device's record of this row is of an earlier token
+            self.position[index] = self.submitted[index] = session.position
+            ended = session.record.token in self.ends[index] or constraint.complete
+            self.over[index] = ended or session.position >= self.limits[index]
+
     def _receive(self) -> None:
         """Wait for the oldest run in flight and read its tokens."""
         ticket, count = self.in_flight[0]
@@ -253,6 +324,8 @@ class DecodeRun:
                 if (error := not_finite(row, i)) is not None:
                     self.errors[i] = self.errors[i] or error
                     row.pop()
+                elif self.errors[i] is not None:
+                    row.clear()  # drawn without a mask
                 self.over[i] = self.over[i] or len(row) < count or row[-1].token in self.ends[i]
             self.arrived.append(records)
 
@@ -266,10 +339,13 @@ class DecodeRun:
         self._check_sessions()
         for i, (session, row) in enumerate(zip(self.sessions, records, strict=True)):
             sampler = self.samplers[i]
-            session.accept(
-                [record.token for record in row], None if sampler.params.plain else sampler
-            )
+            session.accept([record.token for record in row], sampler.free)
             self.position[i] = session.position
+            if sampler.constraint is not None and row:
+                try:
+                    sampler.constraint.accept(row[0].token)  # of the run's one step
+                except HornitoError as error:
+                    self._end(i, error)
 
     def _check_sessions(self) -> None:
         for session, position, edits in zip(self.sessions, self.position, self.edits, strict=True):

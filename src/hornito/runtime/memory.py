@@ -9,6 +9,7 @@ from hornito.errors import DeviceMemoryError, size_text
 from hornito.graph.graph import Graph
 from hornito.ops.base import BLOCK_POSITIONS, MOST_BIASES, MOST_TOP, ROW_BYTES, SAMPLING_BYTES
 from hornito.ops.head import RECORD_BYTES
+from hornito.ops.sampling import mask_bytes
 from hornito.plan.plan import RING, Plan, PlanOptions, build_plan
 from hornito.runtime.kv_cache import pool_sizes
 
@@ -92,6 +93,7 @@ def state_items(plan: Plan, options: PlanOptions) -> list[tuple[str, int]]:
             (f"{kind}.embedded", rows * plan.width * 4),
             (f"{kind}.sampling", _sampled(plan, kind) * SAMPLING_BYTES),
             (f"{kind}.biases", _sampled(plan, kind) * MOST_BIASES * 8),
+            (f"{kind}.masks", _sampled(plan, kind) * mask_bytes(plan.vocabulary)),
         ]
     return items
 

@@ -11,7 +11,7 @@ import operator
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from hornito.arguments import whole
 from hornito.errors import UsageError
 from hornito.ops.base import MOST_BIASES, MOST_TOP, SAMPLING_BYTES
-from hornito.ops.sampling import GREEDY, PENALTIES, TOP_K, TOP_P
+from hornito.ops.sampling import GREEDY, MASKED, PENALTIES, TOP_K, TOP_P, mask_bytes
 
 GREEDY_BELOW = 1e-4
 """Below this temperature the most likely token is taken, without a draw."""
@@ -141,6 +141,30 @@ class SamplingParams:
                 )
 
 
+class Constraint(Protocol):
+    """Which tokens an answer may go on with; it follows the answer token by token.
+
+    The implementation is `hornito.structured.grammar.GrammarState`.
+    """
+
+    @property
+    def complete(self) -> bool:
+        """Whether nothing but an end token can follow, or one has."""
+        ...
+
+    def mask(self) -> bytes:
+        """One bit for each id, lowest bit first, in 32-bit words: 1 where it may come next."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """Take the token that was chosen."""
+        ...
+
+    def take_forced(self, most: int) -> list[int]:
+        """Up to `most` tokens that can only come next, which count as accepted."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sampler:
     """Parameters with what belongs to one answer: its seed, and where its prompt ends.
@@ -149,19 +173,33 @@ class Sampler:
         params: the parameters.
         seed: the seed, chosen if the caller gave none.
         prompt_tokens: how many ids of the sequence are prompt; those behind are generated.
+        constraint: what the answer must match; one answer's own.
     """
 
     params: SamplingParams
     seed: int
     prompt_tokens: int
+    constraint: Constraint | None = None
 
     @classmethod
-    def start(cls, params: SamplingParams, prompt_tokens: int) -> Sampler:
+    def start(
+        cls, params: SamplingParams, prompt_tokens: int, constraint: Constraint | None = None
+    ) -> Sampler:
         """The sampler of an answer to a prompt of so many tokens."""
         seed = params.seed
         if seed is None:
             seed = int.from_bytes(os.urandom(4), "little")
-        return cls(params, operator.index(seed), prompt_tokens)
+        return cls(params, operator.index(seed), prompt_tokens, constraint)
+
+    @property
+    def plain(self) -> bool:
+        """Whether the largest logit is all that is wanted: the `argmax` tail does."""
+        return self.params.plain and self.constraint is None
+
+    @property
+    def free(self) -> Sampler | None:
+        """The sampler without its constraint, for what outlives the answer; None when plain."""
+        return None if self.params.plain else replace(self, constraint=None)
 
     def record(self) -> bytes:
         """The row's parameters as the kernels read them (kernels/include/sampling.glsl)."""
@@ -171,6 +209,7 @@ class Sampler:
             | (PENALTIES if q.penalised else 0)
             | (TOP_K if q.top_k else 0)
             | (TOP_P if q.top_p < 1.0 else 0)
+            | (MASKED if self.constraint is not None else 0)
         )
         record = np.zeros(SAMPLING_BYTES // 4, np.uint32)
         floats = record.view(np.float32)
@@ -205,7 +244,7 @@ class Sampler:
 def sampling_updates(
     kind: str, row: int, sampler: Sampler, counted: tuple[int, bytes] | None
 ) -> list[tuple[str, int, bytes]]:
-    """What the host writes for one selected row of a `sample` tail.
+    """What the host writes for one selected row of a `sample` tail, but for its mask.
 
     Args:
         counted: the slot and its token counts, when penalties need them.
@@ -217,6 +256,20 @@ def sampling_updates(
         slot, counts = counted
         updates.append(("counts", slot * len(counts), counts))
     return updates
+
+
+def mask_update(
+    kind: str, row: int, constraint: Constraint, vocabulary: int
+) -> tuple[str, int, bytes]:
+    """What the host writes before a selected row's next token is chosen.
+
+    Raises:
+        HornitoError: the constraint can't say what may come next.
+    """
+    mask, size = constraint.mask(), mask_bytes(vocabulary)
+    if len(mask) != size:
+        raise ValueError(f"a mask of {vocabulary} ids has {size} bytes, not {len(mask)}")
+    return (f"{kind}.masks", row * size, mask)
 
 
 def token_counts(

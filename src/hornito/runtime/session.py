@@ -20,7 +20,7 @@ from hornito.runtime.kv_cache import SequenceBlocks, share_blocks
 from hornito.runtime.logit_rows import logit_rows
 from hornito.runtime.overflow import Overflow
 from hornito.runtime.rows import RowUpdate, row_bytes, words
-from hornito.runtime.sampler import Sampler, sampling_updates
+from hornito.runtime.sampler import Sampler, mask_update, sampling_updates
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ class Session:
         pending: the next token after the last evaluated one, not evaluated itself: the most likely
             one, or the one that a sampler drew.
         record: what the device said of the pending token, when a prefill found it.
+        records: the same of every selected row of that call.
         vectors: the embeddings among `ids`, by position.
         sampler: what drew the pending token; None for the most likely one. The random state is its
             seed and the position.
@@ -62,6 +63,7 @@ class Session:
         self.ids: list[int] = []
         self.pending: int | None = None
         self.record: Record | None = None
+        self.records: list[Record] = []
         self.sampler: Sampler | None = None
         self.fresh = False
         self.edits = 0
@@ -145,19 +147,29 @@ class Session:
         """Evaluate what was admitted; `EMBEDDED` ids have their row in `vectors` already."""
         tell = evaluated or (lambda count: None)
         start, rows, live = self._run_before_last(ids, chunk, tell)
-        self.sampler = sampler
-        if sampler is None or sampler.params.plain:
+        if sampler is None or sampler.plain:
+            self.sampler = None
             self._evaluate(ids[start:], rows, "argmax")
             tell(live)
             return
+        self.sampler = sampler.free
         counted = None
         if sampler.params.penalised:
             sequence = self.ids + ids[start:]
             counted = (self.slot, sampler.counts(sequence, None, self.engine.vocabulary))
         kind = "batch" if rows == 1 else "chunk"
         updates = sampling_updates(kind, 0, sampler, counted)
-        self._evaluate(ids[start:], rows, "sample", updates)
+        constraint = sampler.constraint
+        if constraint is None:
+            self._evaluate(ids[start:], rows, "sample", updates)
+        else:
+            # The device works while the mask is being found.
+            self._evaluate(ids[start:], rows, "none", updates)
+            mask = mask_update(kind, 0, constraint, self.engine.vocabulary)
+            self._tail(kind, rows, "sample", live, [live - 1], updates=[mask])
         self._collect(kind, 1, (sampler.params.logprobs or 0,))
+        if constraint is not None and self.pending is not None:
+            constraint.accept(self.pending)
         tell(live)
 
     def _run_before_last(
@@ -396,19 +408,27 @@ class Session:
         picked: Sequence[int],
         *,
         copy: bool = False,
+        updates: Sequence[tuple[str, int, bytes]] = (),
     ) -> None:
         """Run a tail over rows of the call before, whose body is still in the activations.
 
         With `copy`, logits are brought to the host's buffer.
         """
         engine = self.engine
-        changes = [(f"{kind}.call", 0, words(live, len(picked), 0, 0))]
+        changes = [*updates, (f"{kind}.call", 0, words(live, len(picked), 0, 0))]
         if kind == "chunk":
             changes.append((f"{kind}.selection", 0, words(*picked)))
         runs = list(engine.recording(kind, rows, tail))
         if copy:
             runs.append(engine.logits_copy(kind, rows))
-        engine.wait(engine.submit(changes, runs))
+        ticket = engine.submit(changes, runs)
+        try:
+            engine.wait(ticket)
+        except BaseException:
+            # Their records are never read: later calls must not take them for their own.
+            if tail in ("argmax", "sample"):
+                engine.skip_records(kind, len(picked), 1)
+            raise
 
     def _collect(self, kind: str, picked: int, tops: Sequence[int] = ()) -> None:
         """Read the records of a call; the last one's token is the pending one."""
@@ -418,7 +438,8 @@ class Session:
                 raise error
         if not all(records):
             raise SessionError(f"the device returned no record for row {records.index([])}")
-        self.record = records[-1][0]
+        self.records = [found for (found,) in records]
+        self.record = self.records[-1]
         self.pending = self.record.token
 
     # -- blocks -----------------------------------------------------------------------------

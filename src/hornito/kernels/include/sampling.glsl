@@ -13,6 +13,7 @@ const uint SAMPLE_GREEDY = 1u;     // the largest adjusted logit
 const uint SAMPLE_PENALTIES = 2u;  // token counts matter
 const uint SAMPLE_TOP_K = 4u;
 const uint SAMPLE_TOP_P = 8u;
+const uint SAMPLE_MASKED = 16u;  // the row's mask says which ids may be chosen
 
 const uint RUN = 1024u;      // ids of one workgroup; 8 for each thread
 const uint BINS = 1024u;     // of the first histogram: 32 for each factor of two in weight

@@ -1,12 +1,14 @@
 // First pass of sampling, over a tile of logits: keeps the raw logits, adjusts them (bias, then
-// repetition, presence and frequency penalties), and reduces each run of 1024 ids. Clears the
-// histogram of the next pass.
+// repetition, presence and frequency penalties; the lowest number where the row's mask forbids the
+// id), and reduces each run of 1024 ids. Clears the histogram of the next pass.
 //
 // Geometry: 128 threads; x = runs of 1024 ids of this tile, y = rows.
 // Push: addresses of logits [S, WIDTH], raw out [S, 1024 RUNS], adjusted out [S, 1024 RUNS], partial
 // out (sampling.glsl), parameters [S, 16], biases [S, 1024, 2] (id, fp32), counts [slots, V] (bit 31:
-// in the prompt; below: how often generated), histogram [S, 3, BINS], row records, selection [S], the
-// call header; live_word, width and first id of the tile, runs and ids of the whole vocabulary.
+// in the prompt; below: how often generated), masks [S, V / 32 rounded up] (bit i of word w: id
+// 32 w + i may be chosen; read only with SAMPLE_MASKED), histogram [S, 3, BINS], row records,
+// selection [S], the call header; live_word, width and first id of the tile, runs and ids of the whole
+// vocabulary.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "rows.glsl"
@@ -23,6 +25,7 @@ layout(push_constant) uniform Push {
   Words params;
   Words biases;
   Words counts;
+  Words masks;
   Words histogram;
   Words rows;
   Words selection;
@@ -49,6 +52,12 @@ float adjust(float v, uint i, uint word, Sampling q) {
     }
   }
   return clamp(a, LOWEST, -LOWEST);
+}
+
+bool forbidden(uint s, uint id, Sampling q) {
+  if ((q.flags & SAMPLE_MASKED) == 0u) return false;
+  uint word = load_word(p.masks, s * ((p.vocabulary + 31u) / 32u) + id / 32u);
+  return ((word >> (id & 31u)) & 1u) == 0u;
 }
 
 void main() {
@@ -87,13 +96,14 @@ void main() {
     if ((q.flags & SAMPLE_PENALTIES) != 0u) {
       seen = load_word(p.counts, row.z * p.vocabulary + run * RUN + i);
     }
-    float a = adjust(v, i, seen, q);
+    bool out_of_reach = forbidden(s, run * RUN + i, q);
+    float a = out_of_reach ? LOWEST : adjust(v, i, seen, q);
     store_float(p.adjusted, out_at + i, a);
     if (id == NO_ID || v > best) {
       best = v;
       id = run * RUN + i;
     }
-    if (top_id == NO_ID || a > top) {
+    if (!out_of_reach && (top_id == NO_ID || a > top)) {
       top = a;
       top_id = run * RUN + i;
     }

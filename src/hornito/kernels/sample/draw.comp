@@ -326,7 +326,7 @@ void main() {
   }
   sum = reduce_sum(t, sum);
   float log_sum = best + log(sum);
-  if (isnan(sum) || isinf(best)) {
+  if (isnan(sum) || isinf(best) || token == NO_ID) {
     token = NOT_A_NUMBER;
   } else if ((q.flags & SAMPLE_GREEDY) == 0u) {
     run_filters(t, s, largest, q);

@@ -1,0 +1,191 @@
+"""Grammars over token ids, with the package llguidance: which token may come next.
+
+llguidance (https://github.com/guidance-ai/llguidance) runs a lexer of derivatives and an Earley
+parser over the trie of the vocabulary, which takes tens of microseconds to a millisecond a token.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from hornito.errors import HornitoError, UsageError
+from hornito.structured.formats import ResponseFormat
+
+if TYPE_CHECKING:
+    import llguidance
+
+    from hornito.text.tokenizer import Tokenizer
+
+MOST_KEPT = 32
+"""Compiled grammars that are kept for the next answer of the same form."""
+
+#: Spaces as `json.dumps` puts them. Free space would let an answer go on with it for ever.
+JSON_OPTIONS = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
+
+
+class GrammarState:
+    """The place of one answer in its grammar; a `hornito.runtime.sampler.Constraint`."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def complete(self) -> bool:
+        """Whether the text is whole and nothing but an end token can follow, or one has."""
+        return self._matcher.is_stopped()
+
+    def mask(self) -> bytes:
+        """One bit for each id, lowest bit first, in 32-bit words: 1 where it may come next.
+
+        Raises:
+            HornitoError: the grammar outgrew llguidance's limits, or no token can go on.
+        """
+        mask = self._matcher.compute_bitmask()
+        self._check()
+        if not mask.strip(b"\0"):
+            raise HornitoError("no token of the vocabulary can go on the answer in its grammar")
+        return mask
+
+    def accept(self, token: int) -> None:
+        """Take the token that was chosen.
+
+        Raises:
+            HornitoError: it can't stand here.
+        """
+        if not self._matcher.consume_token(token):
+            self._check()
+            raise HornitoError(f"token {token} does not fit the answer's grammar")
+
+    def take_forced(self, most: int) -> list[int]:
+        """Up to `most` tokens that spell what can only come next; they count as accepted."""
+        forced = self._matcher.compute_ff_tokens()[: max(0, most)]
+        if forced and not self._matcher.consume_tokens(forced):
+            self._check()
+        return forced
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise HornitoError(f"the answer's grammar failed: {self._matcher.get_error():.500}")
+
+
+class Grammars:
+    """The grammars of one model; safe to share between threads."""
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        """Read the vocabulary; takes a second for 50,000 tokens.
+
+        Args:
+            tokenizer: the model's.
+            vocabulary: ids of the head, which may be more or fewer than the tokenizer has.
+
+        Raises:
+            UsageError: the package llguidance is not installed.
+        """
+        llguidance = _llguidance()
+        words = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocabulary))
+        ends = [i for i in tokenizer.eos_ids if i < vocabulary]
+        if not ends:
+            raise UsageError("an answer of a given form needs an end token, which this model lacks")
+        self._tokenizer = llguidance.LLTokenizer(words, n_vocab=vocabulary, eos_token=ends)
+        self._kept: OrderedDict[ResponseFormat, llguidance.LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def start(self, form: ResponseFormat) -> GrammarState:
+        """The beginning of an answer of this form.
+
+        Raises:
+            UsageError: the form is not valid, or uses what llguidance does not know; says where.
+        """
+        with self._lock:
+            matcher = self._kept.get(form)
+            if matcher is None:
+                matcher = self._compiled(form)
+                self._kept[form] = matcher
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(form)
+            return GrammarState(matcher.deep_copy())
+
+    def _compiled(self, form: ResponseFormat) -> llguidance.LLMatcher:
+        llguidance = _llguidance()
+        what = {"json_schema": "JSON schema", "regex": "regular expression"}.get(
+            form.kind, "grammar"
+        )
+        try:
+            text = _grammar_text(form)
+        except ValueError as error:
+            raise UsageError(f"the {what} is not valid: {error}") from error
+        matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0)
+        if matcher.is_error():
+            reason = matcher.get_error().strip()
+            raise UsageError(f"the {what} is not valid or not supported: {reason:.500}")
+        return matcher
+
+
+def _grammar_text(form: ResponseFormat) -> str:
+    """The form as llguidance reads it; ValueError when it can't be brought to that."""
+    llguidance = _llguidance()
+    if form.kind == "json_schema":
+        return llguidance.LLMatcher.grammar_from_json_schema(form.text, overrides=JSON_OPTIONS)
+    if form.kind == "regex":
+        return llguidance.LLMatcher.grammar_from_regex(form.text)
+    return llguidance.grammar_from("grammar", form.text)
+
+
+def inline_schema(schema: Any) -> str:
+    """A JSON schema as a terminal of a Lark grammar, in the spelling of `JSON_OPTIONS`."""
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": JSON_OPTIONS}
+    return f"%json {json.dumps(schema)}"
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer.
+
+    Attributes:
+        tokens: the bytes of every id; none where the tokenizer has no text.
+        special_token_ids: control tokens, which text can't spell.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self.eos_token_id = tokenizer.eos_ids[0] if tokenizer.eos_ids else 0
+        self.bos_token_id = tokenizer.bos_id
+        special = {i for i in tokenizer.special_tokens.values() if i < vocabulary}
+        special |= {i for i in tokenizer.eos_ids if i < vocabulary}
+        self.tokens = [tokenizer.token_bytes(i) for i in range(vocabulary)]
+        self.special_token_ids = sorted(special)
+        # Some vocabularies put a space before the first word, which text in the middle hasn't: a
+        # character that no token spells goes first, and its own ids are dropped.
+        self._lead = "\x02" if tokenizer.strips_first_space else ""
+        self._lead_ids = self._encode(self._lead) if self._lead else []
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_bos=False)
+
+    def __call__(self, text: str) -> list[int]:
+        """Ids of text that stands behind other text."""
+        if not isinstance(text, str):
+            raise TypeError("the vocabulary encodes text")
+        ids = self._encode(self._lead + text)
+        cut = len(self._lead_ids)
+        if ids[:cut] != self._lead_ids:
+            return self._encode(text)
+        return ids[cut:]
+
+
+def _llguidance() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise UsageError(
+            "answers of a given form need the package llguidance: pip install 'hornito[structured]'"
+        ) from error
+    return llguidance
