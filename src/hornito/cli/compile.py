@@ -6,14 +6,18 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hornito.cli.binding import add_binding, add_buckets
 from hornito.cli.files import EMPTY, SNAPSHOT, TEXT, expect, kind_of
 from hornito.cli.options import WEIGHTS, add_json, add_option, one_of
-from hornito.cli.output import megabytes, print_json
+from hornito.cli.output import describe_quality, megabytes, print_json
 from hornito.cli.tensors import compile_source as compile_tensors
 from hornito.errors import UsageError
 from hornito.progress import TerminalProgress
+
+if TYPE_CHECKING:
+    from hornito.diag.quality import ModelQuality
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also write the report as JSON to FILE: what runs every node",
     )
+    parser.add_argument(
+        "--eval",
+        metavar="TEXT",
+        help="measure the package on this text, as `hornito eval quality` does, and store the "
+        "figures in it; needs a device",
+    )
+    add_option(parser, "--device", help="for --eval: index, name part, vendor, pci:..., UUID")
     add_binding(parser)
     add_buckets(parser)
     parser.add_argument(
@@ -56,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         _refuse_what_is_no_source(Path(arguments.source))
     code = compile_tensors(arguments)
     if code is not None:
+        if arguments.eval:
+            raise UsageError("--eval goes with text models; the package of tensors is written")
         return code
     if arguments.out is None:
         raise UsageError("OUT.vxm is missing: the package to write")
@@ -69,8 +82,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.support_report:
         text = json.dumps(report.to_dict(), indent=2, ensure_ascii=False)
         Path(arguments.support_report).write_text(text + "\n", encoding="utf-8")
+    quality = _measured(arguments, source) if arguments.eval else None
     if arguments.json:
-        print_json({k: v for k, v in report.to_dict().items() if k != "support"})
+        facts = {k: v for k, v in report.to_dict().items() if k != "support"}
+        print_json(facts if quality is None else {**facts, "quality": quality.label})
         return 0
     print(f"{report.path}: {megabytes(report.bytes)} in {report.seconds:.1f} s")
     print(
@@ -83,7 +98,21 @@ def run(arguments: argparse.Namespace) -> int:
             f"source nodes: {summary['source_nodes']}, {summary['raised']} of them run on Vulkan,"
             f" {summary['folded']} folded at import"
         )
+    if quality is not None:
+        print(f"quality: {describe_quality(quality.label)}")
     return 0
+
+
+def _measured(arguments: argparse.Namespace, source: str) -> ModelQuality:
+    """The quality of the package, which is stored in it."""
+    from hornito.compiler import is_package
+    from hornito.diag.quality_models import QualityOptions, measure_models
+
+    options = QualityOptions(text=arguments.eval, device=arguments.device)
+    reference = None if is_package(source) else source
+    with TerminalProgress() as progress:
+        _, (found,), _ = measure_models([arguments.out], reference, options, progress)
+    return found
 
 
 def _refuse_what_is_no_source(path: Path) -> None:

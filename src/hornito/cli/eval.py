@@ -1,10 +1,12 @@
-"""`hornito eval tool-calls FILE MODEL`: how a model calls tools behind a shared catalogue."""
+"""`hornito eval tool-calls FILE MODEL`: how a model calls tools behind a shared catalogue; and
+`hornito eval quality MODEL...`: what its storage type costs."""
 
 from __future__ import annotations
 
 import argparse
 from typing import TYPE_CHECKING
 
+from hornito.cli import eval_quality
 from hornito.cli.model import add_model_options, load_model
 from hornito.cli.options import add_json, one_of, positive_int
 from hornito.cli.output import print_fields, print_json, print_table
@@ -14,32 +16,63 @@ from hornito.progress import TerminalProgress
 if TYPE_CHECKING:
     from hornito.diag.eval_tools import CallResult, Suite, ToolReport
 
-KINDS = ("tool-calls",)
+KINDS = ("tool-calls", "quality")
+TOOL_OPTIONS = ("no_reference", "max_tokens")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's command line."""
-    parser.add_argument("kind", metavar="tool-calls", type=one_of(KINDS))
     parser.add_argument(
-        "file", metavar="FILE", help="catalogue and cases; 'builtin' is a small set of our own"
+        "kind",
+        metavar="tool-calls|quality",
+        type=one_of(KINDS),
+        help="tool-calls FILE MODEL, or quality MODEL... --text FILE",
     )
-    parser.add_argument("model", metavar="MODEL", help="package, source, or a cached name")
+    parser.add_argument(
+        "paths",
+        metavar="FILE MODEL | MODEL",
+        nargs="+",
+        help="FILE: catalogue and cases ('builtin' is a small set of our own); MODEL: package, "
+        "source, or a cached name",
+    )
     parser.add_argument(
         "--reference",
-        metavar="SRC",
-        help="what the tokens are compared with, at fp32 and high; by default MODEL itself",
+        "--ref",
+        metavar="MODEL",
+        help="what is compared with, at fp32 and high; by default the source of MODEL",
     )
     parser.add_argument(
-        "--no-reference", action="store_true", help="don't compare tokens with the fp32 tier"
+        "--no-reference",
+        action="store_const",
+        const=True,
+        help="tool-calls: don't compare tokens with the fp32 tier",
     )
     parser.add_argument(
-        "--max-tokens", type=positive_int, default=96, metavar="N", help="of a call (default 96)"
+        "--max-tokens", type=positive_int, metavar="N", help="tool-calls: of a call (96)"
     )
-    add_model_options(parser)
+    eval_quality.add_arguments(parser)
+    add_model_options(parser, precision=None)
     add_json(parser)
+    parser.epilog = "The precision is normal for tool-calls, and high for quality by default."
 
 
 def run(arguments: argparse.Namespace) -> int:
+    """Does what the kind says."""
+    quality = arguments.kind == "quality"
+    for name in TOOL_OPTIONS if quality else eval_quality.OPTIONS:
+        if getattr(arguments, name) is not None:
+            other = KINDS[0 if quality else 1]
+            raise UsageError(f"--{name.replace('_', '-')} goes with `hornito eval {other}`")
+    if quality:
+        return eval_quality.run(arguments)
+    if len(arguments.paths) != 2:
+        raise UsageError("give FILE and MODEL: `hornito eval tool-calls builtin MODEL`")
+    arguments.file, arguments.model = arguments.paths
+    arguments.precision = arguments.precision or "normal"
+    return _run_tool_calls(arguments)
+
+
+def _run_tool_calls(arguments: argparse.Namespace) -> int:
     """Answers all cases, once more at fp32, and prints the report."""
     from hornito.diag.eval_tools import read_suite, report
 
@@ -59,10 +92,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(
     arguments: argparse.Namespace, suite: Suite
 ) -> tuple[tuple[str, str, str], int, list[CallResult]]:
-    from hornito.diag.eval_tools import run_suite
+    from hornito.diag.eval_tools import MAX_TOKENS, run_suite
 
+    most = arguments.max_tokens or MAX_TOKENS
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
-        tokens, results = run_suite(llm, suite, progress, max_tokens=arguments.max_tokens)
+        tokens, results = run_suite(llm, suite, progress, max_tokens=most)
         return (arguments.model, llm.device_line, llm.precision), tokens, results
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from hornito.cli.files import PACKAGE, expect
 from hornito.cli.options import add_json
-from hornito.cli.output import megabytes, print_fields, print_json, print_table
+from hornito.cli.output import describe_quality, megabytes, print_fields, print_json, print_table
 from hornito.package import Package, open_package
 
 
@@ -87,6 +87,7 @@ def _print(package: Package) -> None:
         *((name, _text(value)) for name, value in manifest.facts.items()),
         *((f"generation.{name}", _text(value)) for name, value in manifest.generation.items()),
         *_quant(manifest.quant),
+        ("quality", describe_quality(manifest.quality) if manifest.quality else ""),
         ("weights", f"{len(package.tensors)} tensors ({kinds}), {megabytes(weight_bytes)}"),
         ("files", blobs),
         ("operations", f"{sum(operations.values())} nodes: {ops}" if ops else ""),

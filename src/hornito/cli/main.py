@@ -23,7 +23,7 @@ VERBS = {
     "run": "answer one prompt; without a prompt, chat",
     "chat": "talk to a model, keeping the conversation in its KV cache",
     "cache": "evaluate a prefix once and keep it in a file; show or delete such files",
-    "eval": "measure how a model answers: tool calls behind a shared catalogue",
+    "eval": "measure a model: what its storage type costs, or how it calls tools",
     "pull": "fetch a model from the Hugging Face hub into the cache",
     "list": "show the models in the cache",
     "rm": "delete models from the cache",

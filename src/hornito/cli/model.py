@@ -23,8 +23,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add_model_options(parser)
 
 
-def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Adds what `add_model` does, but for MODEL."""
+def add_model_options(parser: argparse.ArgumentParser, *, precision: str | None = "normal") -> None:
+    """Adds what `add_model` does, but for MODEL; `precision` is the default one."""
     add_option(parser, "--device", help="index, name part, vendor, pci:..., UUID or 'software'")
     add_option(
         parser,
@@ -39,7 +39,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get("HORNITO_VERIFY", "") not in ("", "0"),
         help="check every byte of the package before it is used [HORNITO_VERIFY]",
     )
-    _add_choice(parser, "--precision", PRECISIONS, "normal", "arithmetic")
+    _add_choice(parser, "--precision", PRECISIONS, precision, "arithmetic")
     _add_choice(parser, "--kv", KV_TYPES, None, "KV cache")
     _add_choice(parser, "--weights", WEIGHTS, None, "weights, when MODEL is no package")
 

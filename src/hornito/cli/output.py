@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def print_json(data: object) -> None:
@@ -36,3 +37,24 @@ def rate(tokens: int, seconds: float) -> str:
     """'31 tokens in 0.80 s, 38.8 tok/s'."""
     text = f"{tokens} token{'' if tokens == 1 else 's'} in {seconds:.2f} s"
     return f"{text}, {tokens / seconds:.1f} tok/s" if seconds > 0 else text
+
+
+def describe_quality(label: Mapping[str, Any]) -> str:
+    """The `quality` of a manifest on one line; what is not there is left out."""
+    reference = label.get("reference")
+    of = reference.get("weights") if isinstance(reference, dict) else None
+    parts = [
+        _figure(label, "perplexity", "perplexity {:.4f}"),
+        _figure(label, "reference_perplexity", f"({of} {{:.4f}})" if of else "(reference {:.4f})"),
+        _figure(label, "kl_mean", "mean KL {:.3g}"),
+        _figure(label, "kl_p99", "99 % KL {:.3g}"),
+        _figure(label, "top1", "top-1 {:.2%}"),
+    ]
+    found = ", ".join(part for part in parts if part).replace(", (", " (")
+    where = f"{label.get('scored')} tokens of {label.get('text')}, {label.get('precision')}"
+    return f"{found}; {where}"
+
+
+def _figure(label: Mapping[str, Any], name: str, form: str) -> str:
+    value = label.get(name)
+    return form.format(value) if isinstance(value, int | float) else ""

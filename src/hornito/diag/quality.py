@@ -1,9 +1,9 @@
 """How close a model comes to a reference on a text: perplexity, divergence, agreement.
 
-The text is cut into windows as llama.cpp's perplexity tool does it: consecutive, of one length, each
-evaluated from an empty cache. Where the model begins its texts with BOS, so does every window, in
-the place of its first token. The second half of a window is scored, so that every scored token has
-half a window before it. What is left at the end of the text is no window and is left out.
+The text is cut into windows as llama.cpp's perplexity tool does it: consecutive, of one length,
+each evaluated from an empty cache. Where the model begins its texts with BOS, so does every window,
+in the place of its first token. The second half of a window is scored, so that every scored token
+has half a window before it. What is left at the end of the text is no window and is left out.
 """
 
 from __future__ import annotations
