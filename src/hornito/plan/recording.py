@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from hornito.errors import DeviceLostError, VulkanError
 from hornito.ops.base import Dispatch, Operand
 from hornito.ops.kernels import load_spirv
 from hornito.plan.plan import Plan, Program
@@ -28,15 +29,25 @@ class Pipelines:
         self._device = device
         self._made: dict[tuple[str, tuple[tuple[int, int], ...]], Pipeline] = {}
 
-    def build(self, plan: Plan, progress: Progress) -> int:
-        """Make every pipeline that the plan uses, and return how many there are."""
-        wanted = plan.distinct()
+    def build(self, plan: Plan, progress: Progress) -> dict[str, VulkanError]:
+        """Make every pipeline that the plan uses.
+
+        Returns:
+            the kernels that the driver could not compile, and its errors.
+        """
+        wanted = [d for d in plan.distinct() if d.pipeline_key not in self._made]
+        failed: dict[str, VulkanError] = {}
         progress.start("building pipelines", len(wanted))
         for dispatch in wanted:
-            self.of(dispatch)
+            try:
+                self.of(dispatch)
+            except DeviceLostError:
+                raise
+            except VulkanError as error:
+                failed[dispatch.kernel] = error
             progress.advance(1)
         progress.finish()
-        return len(wanted)
+        return failed
 
     def of(self, dispatch: Dispatch) -> Pipeline:
         """The pipeline of a dispatch, made when first asked for."""

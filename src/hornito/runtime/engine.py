@@ -35,6 +35,7 @@ from hornito.runtime.memory import (
     readback_items,
     state_items,
 )
+from hornito.runtime.settle import KernelPolicy, first_options, settle
 from hornito.vk.memory import Arena
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ log = logging.getLogger("hornito")
 
 UPDATE_BYTES = 65536
 NOT_A_NUMBER = 0xFFFFFFFE
+DEFAULT_POLICY = KernelPolicy()
 
 
 @dataclass(slots=True)
@@ -81,8 +83,10 @@ class Engine:
         eos_ids: ids that end an answer.
         progress: told about pipelines and weights.
         precision: of activations, as the caller chose it.
+        policy: how kernels are chosen and proved.
 
     Attributes:
+        trust: what the self-test says of the kernels.
         identity: what must be equal for a saved KV cache to be usable here.
 
     Raises:
@@ -99,12 +103,14 @@ class Engine:
         progress: Progress | None = None,
         *,
         precision: str = "normal",
+        policy: KernelPolicy = DEFAULT_POLICY,
     ) -> None:
-        progress = progress or NullProgress()
         self.device = device
         self.graph = graph
         self.eos_ids = tuple(eos_ids)
-        self.options = replace(options, eos_count=len(self.eos_ids))
+        self.options = first_options(
+            graph, device, replace(options, eos_count=len(self.eos_ids)), policy
+        )
         self.plan = build_plan(graph, device.caps, self.options)
         self.memory = memory_plan(self.plan, self.options)
         check_memory(device, self.memory, self.options)
@@ -123,12 +129,10 @@ class Engine:
         self._queued: list[BlockCopy] = []
         self.last_ticket = 0
         self._closed = False
+        self._package = package
+        self._policy = policy
         try:
-            self._allocate()
-            self.pipelines = Pipelines(device)
-            self.pipeline_count = self.pipelines.build(self.plan, progress)
-            self._upload_weights(package, progress)
-            self._write_constants()
+            self._build(progress or NullProgress())
         except BaseException:
             self.close()
             raise
@@ -137,6 +141,23 @@ class Engine:
         self._release_batch: Callable[[], None] | None = None
 
     # -- set-up -----------------------------------------------------------------------------
+
+    def _build(self, progress: Progress) -> None:
+        """Everything that lives on the device, from nothing."""
+        self._allocate()
+        self.pipelines = Pipelines(self.device)
+        self._upload_weights(self._package, progress)
+        self._write_constants()
+        self.trust = settle(self, progress, self._policy)
+
+    @property
+    def pipeline_count(self) -> int:
+        """How many pipelines the plan uses."""
+        return len(self.plan.distinct())
+
+    def weight_address(self, name: str) -> int:
+        """The device address of a weight."""
+        return self._weights.address(name)
 
     def _kind_rows(self) -> dict[str, int]:
         rows: dict[str, int] = {}
@@ -386,17 +407,28 @@ class Engine:
         self.wait(self.last_ticket)
         self.claim_batch()
         before = self.plan.arena.total
-        self.options = replace(self.options, chunk_rows=())
-        self.plan = build_plan(self.graph, self.device.caps, self.options)
+        self.replan(replace(self.options, chunk_rows=()))
+        return before - self.plan.arena.total
+
+    def replan(self, options: PlanOptions) -> None:
+        """Take another plan of the same graph; KV blocks, sessions and snapshots stay.
+
+        Its pipelines are made when they are first needed. Nothing may be in flight.
+        """
+        self.options = options
+        self.plan = build_plan(self.graph, self.device.caps, options)
         for recorder in self._made_recorders():
             recorder.free()
         self._recordings.clear()
         self._copies.clear()
-        self._arenas.remove(self._activations)
-        self._activations.free()
-        self._activations = self._arena("activations", [("arena", max(4, self.plan.arena.total))])
+        size = max(4, self.plan.arena.total)
+        if size != self._activations.size("arena"):
+            self._arenas.remove(self._activations)
+            self._activations.free()
+            self._activations = self._arena("activations", [("arena", size)])
         self.memory = replace(self.memory, activations=self.plan.arena.total)
-        return before - self.plan.arena.total
+        if options.guard:
+            self.poison_activations()
 
     def _made_recorders(self) -> list[Recorder]:
         return [r for runs in self._recordings.values() for r in runs] + list(self._copies.values())

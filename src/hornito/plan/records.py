@@ -1,0 +1,157 @@
+"""What was found out about a device, kept on disk: verdicts of self-tests, measured winners.
+
+A file belongs to one device (UUID) with one driver version; its entries are keyed by the SPIR-V
+that they are about, so that a new driver or a new kernel starts afresh.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hornito.ops.kernels import load_spirv
+from hornito.vk.pipeline import cache_directory
+
+if TYPE_CHECKING:
+    from hornito.vk.probe import DeviceInfo
+
+logger = logging.getLogger("hornito")
+
+FORMAT = 1
+"""Version of the file, and of what a self-test does."""
+
+GOOD, WRONG, UNSTABLE, FAILED = "good", "wrong", "unstable", "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the self-test of one kernel at one shape found.
+
+    Attributes:
+        kernel: `op/stem.variant`.
+        shape: the call and the shapes that it ran at.
+        verdict: `good`, `wrong` (other numbers than its plain twin's), `unstable` (other bits from
+            run to run) or `failed` (no pipeline, or the device was lost).
+        detail: the numbers, or the driver's words.
+        runs: how often it ran.
+        error: largest difference from the twin, in parts of the result's root mean square.
+    """
+
+    kernel: str
+    shape: str
+    verdict: str
+    detail: str
+    runs: int
+    error: float
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The variant that was measured fastest at a site, and by how much.
+
+    Attributes:
+        variant: its name in the op's list.
+        nanoseconds, default_nanoseconds: GPU time of a launch, and that of the default.
+    """
+
+    variant: str
+    nanoseconds: float
+    default_nanoseconds: float
+
+
+class DeviceRecords:
+    """The entries of one device; `load` reads them, `save` writes what is new.
+
+    Attributes:
+        verdicts: by key (`verdict_key`).
+        winners: by key (`winner_key`).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.verdicts: dict[str, Verdict] = {}
+        self.winners: dict[str, Winner] = {}
+
+    @classmethod
+    def load(cls, info: DeviceInfo) -> DeviceRecords:
+        """The records of a device; empty when there are none or the file is damaged."""
+        name = f"kernels-{info.uuid}-{info.driver_version:08x}.json"
+        records = cls(cache_directory() / name)
+        records._read()
+        return records
+
+    def _read(self) -> None:
+        try:
+            data = json.loads(self.path.read_text(encoding="utf-8"))
+            if data["format"] != FORMAT:
+                return
+            verdicts = {key: Verdict(**entry) for key, entry in data["verdicts"].items()}
+            winners = {key: Winner(**entry) for key, entry in data["winners"].items()}
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            logger.warning("the kernel records %s are damaged and ignored: %s", self.path, error)
+            return
+        self.verdicts, self.winners = verdicts, winners
+
+    def save(self) -> None:
+        """Write the file in one step; a full disk is only a warning."""
+        data = {
+            "format": FORMAT,
+            "verdicts": {key: asdict(entry) for key, entry in self.verdicts.items()},
+            "winners": {key: asdict(entry) for key, entry in self.winners.items()},
+        }
+        temporary = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(
+                "w", encoding="utf-8", dir=self.path.parent, delete=False
+            ) as file:
+                temporary = Path(file.name)
+                json.dump(data, file, indent=1)
+            os.replace(temporary, self.path)
+        except OSError as error:
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
+            logger.warning("the kernel records %s can't be written: %s", self.path, error)
+
+    def dropped(self, kernels: Iterable[str]) -> dict[str, str]:
+        """Those of the kernels that failed a test here, whatever the shape, and why."""
+        hashes = {spirv_hash(kernel): kernel for kernel in kernels}
+        found: dict[str, str] = {}
+        for key, verdict in self.verdicts.items():
+            kernel = hashes.get(key.partition(":")[0])
+            if kernel is not None and verdict.verdict != GOOD:
+                found[kernel] = f"{verdict.verdict}: {verdict.detail}"
+        return found
+
+
+def spirv_hash(kernel: str) -> str:
+    """Of a kernel's SPIR-V, as keys begin with it."""
+    return hashlib.sha256(load_spirv(kernel)).hexdigest()[:32]
+
+
+def verdict_key(kernel: str, shape: str) -> str:
+    """The key of a kernel's verdict at a shape."""
+    return f"{spirv_hash(kernel)}:{hashlib.sha256(shape.encode()).hexdigest()[:16]}"
+
+
+def winner_key(site: str, kernels: Iterable[str]) -> str:
+    """The key of a site's winner among variants of these kernels."""
+    hashes = ",".join(spirv_hash(kernel) for kernel in sorted(set(kernels)))
+    return hashlib.sha256(f"{site}|{hashes}".encode()).hexdigest()[:32]
+
+
+def counts(verdicts: Mapping[str, Verdict]) -> dict[str, int]:
+    """How many verdicts there are of each kind."""
+    found: dict[str, Any] = {}
+    for verdict in verdicts.values():
+        found[verdict.verdict] = found.get(verdict.verdict, 0) + 1
+    return found

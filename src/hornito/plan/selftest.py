@@ -1,0 +1,274 @@
+"""The self-test: no kernel is used on a device before it has given the right answer there.
+
+Every kernel that a plan uses and that is no plain twin runs at the plan's own shapes, with the
+model's own weights, on random and on edge data, and is compared with its plain twin on the same
+device. One that gives other numbers, or other bits from run to run, is dropped for this device and
+driver. Verdicts are kept on disk (`hornito.plan.records`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hornito.errors import DeviceLostError, VulkanError
+from hornito.ops.base import Dispatch
+from hornito.ops.variants import Choices
+from hornito.plan.plan import Plan
+from hornito.plan.records import (
+    FAILED,
+    GOOD,
+    UNSTABLE,
+    WRONG,
+    DeviceRecords,
+    Verdict,
+    verdict_key,
+)
+from hornito.plan.stand import DATA, Stand
+from hornito.plan.units import Unit, twin_dispatches, units
+from hornito.vk import api
+
+if TYPE_CHECKING:
+    from hornito.vk.caps import Caps
+
+logger = logging.getLogger("hornito")
+
+RUNS = 20
+"""Runs on the first kind of data, whose bits must all be the same; the others have EDGE_RUNS."""
+
+EDGE_RUNS = 2
+
+TOLERANCE, ROUGH_TOLERANCE = 1e-3, 3e-2
+"""Largest difference from the twin, in parts of the result's root mean square: where both sum in
+fp32, and where operands are rounded to fp16 first."""
+
+BUDGET_SECONDS = 3.0
+"""Time that a load spends on tests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trust:
+    """What is known of the kernels of a plan.
+
+    Attributes:
+        verdicts: of every unit that was tested, now or before, by its title.
+        unproven: titles of units that no test was made of, because time was up.
+        exempt: whether this class of device takes its kernels without a test.
+        dropped: kernels that are not used, and why.
+    """
+
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    unproven: tuple[str, ...] = ()
+    exempt: bool = False
+    dropped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """For people: how many kernels were proved, which were dropped."""
+        if self.exempt:
+            text = "the variants of a software device count as plain twins"
+        else:
+            good = len({v.kernel for v in self.verdicts.values() if v.verdict == GOOD})
+            text = f"{good} proved on this device"
+        if self.unproven:
+            text += f", {len(self.unproven)} shapes unproven"
+        for kernel, why in self.dropped.items():
+            text += f"; {kernel} is not used ({why})"
+        return text
+
+
+def exempt(caps: Caps) -> bool:
+    """Whether a device's variants count as plain twins at load.
+
+    A software device compiles every twin anew with a general-purpose compiler, which takes longer
+    than the answers are worth: its variants are what this project's own tests run on. `hornito
+    doctor --full` tests them all the same.
+    """
+    return caps.device_kind == "software"
+
+
+class SelfTest:
+    """Tests the units of one plan after another on one device.
+
+    Args:
+        stand: where they run.
+        records: the device's verdicts; new ones are added, and saved by `save`.
+        plain: makes the plan of plain twins, when it is first needed.
+        budget_s: seconds that all tests together may take; None for as long as they need.
+    """
+
+    def __init__(
+        self,
+        stand: Stand,
+        records: DeviceRecords,
+        plain: Callable[[], Plan],
+        budget_s: float | None = BUDGET_SECONDS,
+    ) -> None:
+        self.stand = stand
+        self.records = records
+        self._make_plain = plain
+        self._plain: Plan | None = None
+        self._budget = budget_s
+        self._spent = 0.0
+        self.tested = 0
+
+    def run(
+        self,
+        plan: Plan,
+        *,
+        again: bool = False,
+        tell: Callable[[int, int], object] | None = None,
+    ) -> Trust:
+        """Test what has no verdict yet, the first shape of every kernel before the second of any.
+
+        Args:
+            again: test what has a verdict too.
+            tell: called with (done, all) after each unit.
+
+        Raises:
+            DeviceLostError: a kernel took the device with it; it has its verdict, and the next
+                load does without it.
+        """
+        found: dict[str, Verdict] = {}
+        unproven: list[str] = []
+        everything = _firsts_first(units(plan))
+        for count, unit in enumerate(everything):
+            key = verdict_key(unit.kernel, unit.shape)
+            known = None if again else self.records.verdicts.get(key)
+            if known is None and not self._time_left():
+                unproven.append(unit.title)
+                continue
+            if known is None:
+                known = self._test(unit, key)
+            found[unit.title] = known
+            if tell is not None:
+                tell(count + 1, len(everything))
+        dropped = self.records.dropped({unit.kernel for unit in everything})
+        proved = {v.kernel for v in found.values() if v.verdict == GOOD}
+        waiting = {u.kernel for u in everything if u.title in unproven} - proved
+        dropped |= {kernel: "unproven: no time for its test yet" for kernel in waiting}
+        return Trust(found, tuple(unproven), False, dropped)
+
+    def _time_left(self) -> bool:
+        return self._budget is None or self._spent < self._budget
+
+    def _test(self, unit: Unit, key: str) -> Verdict:
+        began = time.monotonic()
+        self.tested += 1
+        try:
+            verdict = self._judge(unit)
+        except VulkanError as error:
+            lost = isinstance(error, DeviceLostError) or error.code == api.VK_TIMEOUT
+            verdict = Verdict(unit.kernel, unit.title, FAILED, str(error), 0, 0.0)
+            if lost:
+                self.records.verdicts[key] = verdict
+                self.records.save()
+                raise DeviceLostError(
+                    f"{self.stand.device.info.name} was lost while {unit.kernel} was tested "
+                    f"({unit.title}); load again: it will not be used any more",
+                    code=error.code,
+                ) from error
+        finally:
+            self._spent += time.monotonic() - began
+        self.records.verdicts[key] = verdict
+        if verdict.verdict != GOOD:
+            logger.warning(
+                "kernel %s is not used on %s: %s (%s)",
+                *(unit.kernel, self.stand.device.info.name, verdict.verdict, verdict.detail),
+            )
+        return verdict
+
+    def _judge(self, unit: Unit) -> Verdict:
+        """Run a unit and its twin on every kind of data."""
+        if self._plain is None:
+            self._plain = self._make_plain()
+        twin = twin_dispatches(self._plain, unit)
+        layout = self.stand.layout(unit, unit.dispatches, twin)
+        compared = _compared(unit, twin)
+        bound = ROUGH_TOLERANCE if unit.site.taken.inexact else TOLERANCE
+        runs, worst = 0, 0.0
+
+        def verdict(kind: str, detail: str) -> Verdict:
+            return Verdict(unit.kernel, unit.title, kind, detail, runs, worst)
+
+        for data in DATA:
+            want = self.stand.results(unit, layout, twin, data, compared, 1)[0]
+            count = RUNS if data == DATA[0] else EDGE_RUNS
+            got = self.stand.results(unit, layout, unit.dispatches, data, compared, count)
+            runs += count
+            other = sum(bits != got[0] for bits in got)
+            if other:
+                return verdict(UNSTABLE, f"{other} of {count} runs have other bits ({data})")
+            halves = [name for name in compared if name.startswith("kv:") and self._half(name)]
+            at = 0
+            for name in compared:
+                size = layout.places[name][1]
+                error = difference(
+                    got[0][at : at + size], want[at : at + size], half=name in halves
+                )
+                at += size
+                worst = max(worst, error)
+                if not error <= bound:
+                    where = f"{name.rpartition('/')[2]}, {data}"
+                    return verdict(WRONG, f"differs by {error:.2g} of the result ({where})")
+        return verdict(GOOD, f"{runs} runs, difference {worst:.1e}")
+
+    def _half(self, name: str) -> bool:
+        layer = int(name[3:])
+        return any(kind.half for kind in self.stand.plan.kinds if layer in kind.layers)
+
+    def save(self) -> None:
+        """Keep the verdicts, when there are new ones."""
+        if self.tested:
+            self.records.save()
+
+
+def with_dropped(choices: Choices, dropped: Mapping[str, str]) -> Choices:
+    """The choices without these kernels either."""
+    return replace(choices, dropped={**choices.dropped, **dropped})
+
+
+def difference(got: bytes, want: bytes, *, half: bool = False) -> float:
+    """The largest difference of two results, in parts of the root mean square of the second.
+
+    Words that are the same count as equal, whatever they are; infinite where one is a number and
+    the other is none.
+    """
+    words, others = (np.frombuffer(data, np.uint32) for data in (got, want))
+    changed = words != others
+    if not changed.any():
+        return 0.0
+    dtype = np.float16 if half else np.float32
+    a = words[changed].view(dtype).astype(np.float64)
+    b = others[changed].view(dtype).astype(np.float64)
+    finite = np.isfinite(b)
+    if (np.isfinite(a) != finite).any():
+        return float("inf")
+    every = others.view(dtype).astype(np.float64)
+    every = every[np.isfinite(every)]
+    scale = max(float(np.sqrt(np.mean(np.square(every)))) if len(every) else 0.0, 1e-6)
+    return float(np.abs(a - b)[finite].max(initial=0.0)) / scale
+
+
+def _firsts_first(found: Sequence[Unit]) -> list[Unit]:
+    seen: set[str] = set()
+    firsts: list[Unit] = []
+    rest: list[Unit] = []
+    for unit in found:
+        (rest if unit.kernel in seen else firsts).append(unit)
+        seen.add(unit.kernel)
+    return firsts + rest
+
+
+def _compared(unit: Unit, twin: Sequence[Dispatch]) -> list[str]:
+    """Places that both write and that must be equal: results, caches, and a tail's scratch."""
+    ours = {o.name for d in unit.dispatches for o in d.writes}
+    theirs = {o.name for d in twin for o in d.writes}
+    body = unit.part == "body"
+    # Scratch of a body is a kernel's own affair.
+    return sorted(n for n in ours & theirs if not body or n.startswith("kv:") or ":" not in n)

@@ -1,0 +1,317 @@
+"""The test stand: runs a unit's dispatches on made-up data with the model's own weights.
+
+Everything but the weights lies in one image: values, scratch, row records, tables and KV blocks.
+A run restores what the dispatches write, launches them, and brings the results to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hornito.ops.base import (
+    BLOCK_POSITIONS,
+    ROW_BYTES,
+    ROW_IGNORE_EOS,
+    ROW_LIVE,
+    Dispatch,
+    Operand,
+    ceil_div,
+)
+from hornito.plan.plan import RING, KvKind, Plan
+from hornito.plan.recording import Pipelines, push_bytes
+from hornito.plan.units import Unit
+
+if TYPE_CHECKING:
+    from hornito.vk.device import Device
+    from hornito.vk.memory import Buffer
+    from hornito.vk.record import Recorder
+
+Words = npt.NDArray[np.uint32]
+
+DATA = ("random", "edge rows", "integers", "outliers", "zeros")
+"""Kinds of made-up data: the first fills every row, the second ends inside a tile."""
+
+POISON = 0x7FC0BEEF
+"""A NaN: what lies where results go."""
+
+RUN_SECONDS = 60.0
+"""A run that takes longer counts as a lost device."""
+
+_NOISE = 65521  # a prime, so that rows do not repeat
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where everything of a unit lies in its image: name to (offset, bytes)."""
+
+    places: Mapping[str, tuple[int, int]]
+    total: int
+
+
+class Stand:
+    """Memory and pipelines for running units; `free` gives them back.
+
+    Args:
+        plan: which buffers are values, and the KV kinds.
+        weight_address: the device address of a weight by name.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        plan: Plan,
+        pipelines: Pipelines,
+        weight_address: Callable[[str], int],
+    ) -> None:
+        self.device = device
+        self.plan = plan
+        self.pipelines = pipelines
+        self._weight_address = weight_address
+        self._buffers: dict[str, Buffer] = {}
+        rng = np.random.default_rng(20250117)
+        self._noise = rng.standard_normal(_NOISE).astype(np.float32)
+
+    def free(self) -> None:
+        """Give the memory back."""
+        for buffer in self._buffers.values():
+            buffer.free()
+        self._buffers.clear()
+
+    def _hold(self, name: str, size: int) -> Buffer:
+        """A buffer of at least `size` bytes."""
+        held = self._buffers.get(name)
+        if held is None or held.size < size:
+            if held is not None:
+                held.free()
+                del self._buffers[name]
+            kind: Any = "host" if name == "results" else "device"
+            self._buffers[name] = self.device.allocate(max(size, 1 << 20), kind, "self-test")
+        return self._buffers[name]
+
+    # -- layout and data ----------------------------------------------------------------------
+
+    def layout(self, unit: Unit, *programs: Sequence[Dispatch]) -> Layout:
+        """Places for everything but weights that these dispatches name."""
+        sizes: dict[str, int] = {}
+        for dispatch in (d for program in programs for d in program):
+            for operand in _operands(dispatch):
+                if operand.name in self.plan.weight_bytes:
+                    continue
+                if operand.name.startswith("kv:"):
+                    sizes[operand.name] = self._kv_bytes(unit, int(operand.name[3:]), dispatch)
+                    continue
+                end = operand.offset + operand.size
+                sizes[operand.name] = max(sizes.get(operand.name, 0), end)
+        places, at = {}, 0
+        for name, size in sizes.items():
+            places[name] = (at, size)
+            at = ceil_div(at + size, 256) * 256
+        return Layout(places, max(at, 256))
+
+    def _kind_of(self, layer: int) -> tuple[int, KvKind]:
+        return next((k, kind) for k, kind in enumerate(self.plan.kinds) if layer in kind.layers)
+
+    def _block_bytes(self, layer: int) -> int:
+        """Bytes of a block up to the layer that is read."""
+        _, kind = self._kind_of(layer)
+        per_layer = kind.block_bytes // len(kind.layers)
+        return per_layer * (kind.layers.index(layer) + 1)
+
+    def _kv_bytes(self, unit: Unit, layer: int, dispatch: Dispatch) -> int:
+        last = max(position for _, position in self._rows(unit, unit.rows))
+        blocks = last // BLOCK_POSITIONS + 1
+        slots = 1 if unit.kind == "chunk" else unit.rows
+        return slots * blocks * self._block_bytes(layer)
+
+    def _rows(self, unit: Unit, live: int) -> list[tuple[int, int]]:
+        """(slot, position) of each live row: a chunk behind some context, or steps of sequences."""
+        most = self.plan.table_blocks * BLOCK_POSITIONS
+        if unit.kind == "chunk":
+            start = max(0, min(most - unit.rows, 2 * BLOCK_POSITIONS + 37))
+            return [(0, start + r) for r in range(live)]
+        deepest = 1100 if unit.rows == 1 else 150
+        return [(r, max(0, min(most - 1, deepest - 3 * r))) for r in range(live)]
+
+    def image(self, unit: Unit, layout: Layout, data: str, address: int) -> Words:
+        """The image of a unit at a device address, filled with one kind of data."""
+        words = np.zeros(layout.total // 4, np.uint32)
+        live = unit.rows if data != "edge rows" else max(1, unit.rows - unit.rows // 4 - 1)
+        picked = min(live, unit.selected)
+        last = range(live - picked, live)
+        fills: dict[str, Callable[[], Any]] = {
+            "rows": lambda: self._row_records(unit, live),
+            "call": lambda: np.asarray([live, picked, 0, 0], np.uint32),
+            "selection": lambda: np.asarray(
+                list(last) if unit.kind == "chunk" else range(unit.selected), np.uint32
+            ),
+            "next_ids": lambda: np.arange(unit.selected, dtype=np.uint32) % self.plan.vocabulary,
+            "eos": lambda: np.full(1, self.plan.vocabulary, np.uint32),
+            "tables": lambda: self._tables(unit, layout, address),
+        }
+        for name, (offset, size) in layout.places.items():
+            target = words[offset // 4 : offset // 4 + size // 4]
+            if name in fills:
+                found = np.ascontiguousarray(fills[name]()).view(np.uint32).reshape(-1)
+                target[: len(found)] = found[: len(target)]
+            elif name.startswith("kv:"):
+                half = self._kind_of(int(name[3:]))[1].half
+                kept = np.resize(self._noise.astype(np.float16 if half else np.float32), 2 * _NOISE)
+                target[:] = np.resize(kept.view(np.uint32), len(target))
+            elif name in self.plan.arena.offsets or "/" in name:
+                target[:] = self._values(data, len(target)).view(np.uint32)
+        return words
+
+    def _values(self, data: str, count: int) -> npt.NDArray[np.float32]:
+        if data == "zeros":
+            return np.zeros(count, np.float32)
+        found = np.resize(self._noise, count)
+        if data == "integers":
+            return np.rint(2 * found).astype(np.float32)
+        if data == "outliers":
+            found = found.copy()
+            found[7::509] *= np.float32(5e3)
+        return found
+
+    def _row_records(self, unit: Unit, live: int) -> Words:
+        rows = np.zeros((unit.rows, ROW_BYTES // 4), np.uint32)
+        limit = self.plan.table_blocks * BLOCK_POSITIONS + 1
+        for r, (slot, position) in enumerate(self._rows(unit, live)):
+            token = (1 + 7 * r) % self.plan.vocabulary
+            rows[r] = (token, position, slot, ROW_LIVE | ROW_IGNORE_EOS, limit, 0, RING, 0)
+        return rows
+
+    def _tables(self, unit: Unit, layout: Layout, address: int) -> Words:
+        """Block tables `[slots, kinds, blocks]` that name the blocks in the image."""
+        kinds, blocks = len(self.plan.kinds), self.plan.table_blocks
+        _, size = layout.places["tables"]
+        slots = max(1, ceil_div(size, 8 * kinds * blocks))
+        table = np.zeros((slots, kinds, blocks), np.uint64)
+        for name, (offset, size) in layout.places.items():
+            if not name.startswith("kv:"):
+                continue
+            layer = int(name[3:])
+            kind, _ = self._kind_of(layer)
+            per_slot = size // (1 if unit.kind == "chunk" else unit.rows)
+            used = per_slot // self._block_bytes(layer)
+            for slot in range(min(slots, size // per_slot)):
+                first = address + offset + slot * per_slot
+                steps = np.arange(used, dtype=np.uint64) * np.uint64(self._block_bytes(layer))
+                table[slot, kind, :used] = np.uint64(first) + steps
+        return table.view(np.uint32).reshape(-1)
+
+    # -- runs -----------------------------------------------------------------------------------
+
+    def results(
+        self,
+        unit: Unit,
+        layout: Layout,
+        dispatches: Sequence[Dispatch],
+        data: str,
+        compared: Collection[str],
+        runs: int,
+    ) -> list[bytes]:
+        """What `runs` runs wrote into the compared places, each from the same start.
+
+        Raises:
+            DeviceLostError: the device was lost, or did not answer in time.
+            VulkanError: a pipeline could not be made.
+        """
+        start, work = (self._hold(name, layout.total) for name in ("start", "work"))
+        image = self.image(unit, layout, data, work.address)
+        for dispatch in dispatches:
+            for operand in dispatch.writes:
+                # Operands that are read as well keep their data.
+                if operand.name in layout.places and not _reads(dispatches, operand.name):
+                    offset, size = layout.places[operand.name]
+                    image[offset // 4 : (offset + size) // 4] = POISON
+        self.device.upload([(start, 0, image), (work, 0, image)])
+        sizes = [layout.places[name][1] for name in compared]
+        back = self._hold("results", sum(sizes))
+        recorder = self._record(layout, dispatches, start, work, back, compared)
+        found = []
+        try:
+            for _ in range(runs):
+                self.device.wait(self.device.submit([recorder]), timeout_s=RUN_SECONDS)
+                view = back.view
+                if view is None:
+                    raise ValueError("the results buffer is not visible to the host")
+                found.append(bytes(view[: sum(sizes)]))
+        finally:
+            recorder.free()
+        return found
+
+    def _record(
+        self,
+        layout: Layout,
+        dispatches: Sequence[Dispatch],
+        start: Buffer,
+        work: Buffer,
+        back: Buffer,
+        compared: Collection[str],
+    ) -> Recorder:
+        recorder = self.device.command_buffer("self-test")
+        written = {o.name for d in dispatches for o in d.writes if o.name in layout.places}
+        for name in sorted(written):
+            offset, size = layout.places[name]
+            recorder.copy(start, offset, work, offset, size)
+        for dispatch in dispatches:
+            recorder.barrier()
+            self._launch(recorder, layout, dispatch, work.address)
+        recorder.barrier()
+        at = 0
+        for name in compared:
+            offset, size = layout.places[name]
+            recorder.copy(work, offset, back, at, size)
+            at += size
+        recorder.end()
+        return recorder
+
+    def _launch(self, recorder: Recorder, layout: Layout, dispatch: Dispatch, address: int) -> None:
+        def place(operand: Operand) -> int:
+            if operand.name in self.plan.weight_bytes:
+                return self._weight_address(operand.name) + operand.offset
+            return address + layout.places[operand.name][0] + operand.offset
+
+        recorder.dispatch(self.pipelines.of(dispatch), push_bytes(dispatch, place), dispatch.groups)
+
+    def nanoseconds(
+        self, unit: Unit, layout: Layout, dispatches: Sequence[Dispatch], repeats: int
+    ) -> list[int]:
+        """GPU time of each of `repeats` runs, with a barrier between them."""
+        work = self._hold("work", layout.total)
+        self.device.upload([(work, 0, self.image(unit, layout, "random", work.address))])
+        recorder = self.device.command_buffer("timing")
+        try:
+            recorder.timestamp(0)
+            for repeat in range(repeats):
+                for dispatch in dispatches:
+                    self._launch(recorder, layout, dispatch, work.address)
+                    recorder.barrier()
+                recorder.timestamp(repeat + 1)
+            recorder.end()
+            self.device.wait(self.device.submit([recorder]), timeout_s=RUN_SECONDS)
+            times = self.device.read_timestamps(recorder)
+        finally:
+            recorder.free()
+        return [b - a for a, b in pairwise(times)]
+
+
+def _operands(dispatch: Dispatch) -> list[Operand]:
+    given = [arg for arg in dispatch.args if isinstance(arg, Operand)]
+    return [*given, *dispatch.reads, *dispatch.writes]
+
+
+def _reads(dispatches: Sequence[Dispatch], name: str) -> bool:
+    """Whether some dispatch reads a place before any has written it."""
+    for dispatch in dispatches:
+        if any(operand.name == name for operand in dispatch.reads):
+            return True
+        if any(operand.name == name for operand in dispatch.writes):
+            return False
+    return False
