@@ -172,6 +172,41 @@ class SlicedData:
 
 
 @dataclass(frozen=True, slots=True)
+class ReorderedData:
+    """Rows in another order within runs of equal length: row i of a run is row `order[i]` of it."""
+
+    base: WeightData
+    order: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.base.shape
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return self.base.source_names
+
+    @property
+    def stored(self) -> str:
+        return stored_as(self.base) if len(self.shape) == 2 else ""
+
+    def rows(self, start: int, stop: int) -> FloatArray:
+        first, last, wanted = self._wanted(start, stop)
+        return self.base.rows(first, last)[wanted]
+
+    def stored_rows(self, start: int, stop: int) -> ByteArray:
+        first, last, wanted = self._wanted(start, stop)
+        return stored_rows(self.base, first, last)[wanted]
+
+    def _wanted(self, start: int, stop: int) -> tuple[int, int, npt.NDArray[np.int64]]:
+        """Whole runs of the base that hold the rows, and where each row is in them."""
+        run = len(self.order)
+        first, last = start // run * run, -(-stop // run) * run
+        rows = np.arange(start, stop)
+        return first, last, rows // run * run + np.array(self.order)[rows % run] - first
+
+
+@dataclass(frozen=True, slots=True)
 class TransposedData:
     """The transpose of a matrix. Any rows of it take the whole matrix to read."""
 

@@ -281,7 +281,7 @@ def test_causal_flag_over_a_past_outside_of_the_op_is_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("attrs", "message"),
     [
-        ({"rotary_interleaved": 1}, "rotary_interleaved=1"),
+        ({"kv_cache_bit_width": 8}, "kv_cache_bit_width=8"),
         ({"smooth_softmax": 1}, "smooth_softmax=1"),
     ],
 )

@@ -129,15 +129,6 @@ def test_inputs_that_make_it_no_decoder(tmp_path: Path) -> None:
         open_source(save(other, tmp_path / "changed.onnx"))
 
 
-def test_interleaved_rope_is_refused(tmp_path: Path) -> None:
-    model = load("qwen3-tiny-dyn23", tmp_path)
-    for node in model.graph.node:
-        if node.op_type == "RotaryEmbedding":
-            node.attribute[0].i = 1
-    with pytest.raises(UnsupportedError, match="RoPE on interleaved pairs"):
-        open_source(save(model, tmp_path / "changed.onnx"))
-
-
 def test_new_keys_in_front_of_the_cached_ones_are_refused(tmp_path: Path) -> None:
     model = load("qwen2-tiny", tmp_path)
     for node in model.graph.node:

@@ -252,17 +252,18 @@ def cut(value: Value, axis: int, start: Dim, stop: Dim, step: int = 1) -> Value:
         if triangle is None:
             raise Unmatched(f"a constant {value.shape} is sliced from {start} to {stop}")
         return cut(triangle, axis, start, stop, step)
-    if step != 1:
+    lanes = isinstance(value, TABS) and axis != value.axis
+    if step < 1 or (step != 1 and not lanes):
         raise Unmatched(f"a slice with step {step}")
     first, last = span(start, stop, shape[axis])
-    if first == 0 and last == shape[axis]:
+    if first == 0 and last == shape[axis] and step == 1:
         return value
     sizes = (*shape[:axis], minus(last, first), *shape[axis + 1 :])
     if isinstance(value, Grid | Mask):
         return _restep(value, sizes, lambda steps: steps, lambda steps: first * steps[axis])
     if isinstance(value, TABS) and axis != value.axis:
         index = [slice(None)] * len(shape)
-        index[axis] = slice(first, last)
+        index[axis] = slice(first, last, step)
         return value.with_arrays([a[tuple(index)] for a in value.arrays], value.axis)
     if isinstance(value, Rows) and last == value.dim and minus(last, first) == 1:
         # The last row only, which is what a plan selects anyway.

@@ -64,7 +64,8 @@ class Lift:
         found: how often each pattern was found.
         roles: what the inputs are.
         now: index of the node being evaluated.
-        unknown: nodes that stand for an operation without a counterpart, by raised id.
+        paired: raised values whose heads have their lanes in another order than the file's, and
+            which: (lanes of a head, turned ones); only attention may read them.
     """
 
     model: Model
@@ -77,6 +78,7 @@ class Lift:
     facts: dict[str, Any] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     now: int = 0
+    paired: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def past(self) -> Dim:

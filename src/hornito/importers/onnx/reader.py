@@ -11,7 +11,7 @@ from typing import Any
 from hornito.errors import FormatError, UnsupportedError, UsageError
 from hornito.importers.onnx.tensors import TensorReader
 from hornito.importers.onnx.values import Const
-from hornito.importers.source import map_file
+from hornito.importers.onnx.wire import parse_file
 
 OPSETS = range(13, 25)
 #: Domains whose ops are known by name.
@@ -86,10 +86,7 @@ def read_model(path: Path) -> Model:
     """
     onnx = import_onnx()
     proto = onnx.ModelProto()
-    try:
-        proto.ParseFromString(map_file(path).data)
-    except Exception as error:  # protobuf has several classes for this, by implementation
-        raise FormatError(f"{path}: not an ONNX file: {str(error)[:200]}") from error
+    parse_file(path, proto)
     graph = proto.graph
     if not graph.node or not graph.output:
         raise FormatError(f"{path}: not an ONNX model: it has no graph")

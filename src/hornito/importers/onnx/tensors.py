@@ -14,6 +14,7 @@ import numpy.typing as npt
 from hornito.errors import FormatError, UnsupportedError
 from hornito.graph.weights import FloatArray
 from hornito.importers.onnx.values import Array, Const, widen
+from hornito.importers.onnx.wire import INLINE
 from hornito.importers.source import map_file
 
 #: Data types of TensorProto: numpy's type, and the bits of an element.
@@ -112,18 +113,20 @@ class TensorReader:
     def _external_bytes(self, tensor: Any, label: str, nbytes: int) -> npt.NDArray[np.uint8]:
         facts = {entry.key: entry.value for entry in tensor.external_data}
         location = facts.get("location", "")
+        inline = location == INLINE
         where = f"{self.path}: tensor {label!r}: external data"
         parts = PurePosixPath(location.replace("\\", "/"))
-        if not location or parts.is_absolute() or ".." in parts.parts or ":" in location:
+        outside = parts.is_absolute() or ".." in parts.parts or ":" in location
+        if (outside and not inline) or not location:
             raise FormatError(f"{where}: location {location[:120]!r} leaves the model's directory")
         try:
             offset, length = int(facts.get("offset", 0)), int(facts.get("length", nbytes))
         except ValueError as error:
             raise FormatError(f"{where}: bad offset or length: {error}") from error
         data = self._mapped(location, where)
-        if length != nbytes:
+        if length != nbytes and not inline:  # of inline data, the caller says it
             raise FormatError(f"{where}: {length} bytes are stated, its shape takes {nbytes}")
-        if offset < 0 or offset + length > data.nbytes:
+        if offset < 0 or length < 0 or offset + length > data.nbytes:
             raise FormatError(
                 f"{where}: it lies at bytes {offset} to {offset + length} of {location}, which is "
                 f"truncated: it has {data.nbytes}"
@@ -131,7 +134,9 @@ class TensorReader:
         return data[offset : offset + length]
 
     def _mapped(self, location: str, where: str) -> npt.NDArray[np.uint8]:
-        if location not in self._maps:
+        if location == INLINE and location not in self._maps:
+            self._maps[location] = map_file(self.path)
+        elif location not in self._maps:
             file = self.folder / location
             if not file.is_file():
                 raise FormatError(f"{where}: the file {file} is missing")

@@ -16,10 +16,11 @@ import numpy as np
 
 from hornito.errors import FormatError, UnsupportedError, UsageError
 from hornito.importers.onnx.reader import OpNode, import_onnx, read_graph
+from hornito.importers.onnx.wire import parse_file
 from hornito.importers.onnx_generic.builder import Builder, NeedsValue, Ref, known
 from hornito.importers.onnx_generic.elementwise import const_ref
 from hornito.importers.onnx_generic.table import handlers, type_name
-from hornito.importers.source import SourceNode, map_file
+from hornito.importers.source import SourceNode
 from hornito.support import Problem, UnsupportedNodesError
 from hornito.tensor.graph import Array, TensorGraph
 
@@ -90,10 +91,7 @@ def parse(path: Path, proto: Any = None, opsets: range = OPSETS) -> Parsed:
     onnx = import_onnx()
     if proto is None:
         proto = onnx.ModelProto()
-        try:
-            proto.ParseFromString(map_file(path).data)
-        except Exception as error:  # protobuf has several classes for this, by implementation
-            raise FormatError(f"{path}: not an ONNX file: {str(error)[:200]}") from error
+        parse_file(path, proto)
     graph = proto.graph
     if not graph.node and not graph.output:
         raise FormatError(f"{path}: not an ONNX model: it has no graph")

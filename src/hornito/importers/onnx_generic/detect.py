@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hornito.errors import FormatError
 from hornito.importers.onnx.folder import find_model, has_onnx
 from hornito.importers.onnx.reader import import_onnx
-from hornito.importers.source import map_file
+from hornito.importers.onnx.wire import parse_file
 
 _CACHE_INPUTS = ("past", "cache")
 _CACHE_OUTPUTS = ("present", "past")
@@ -33,10 +32,7 @@ def generic_file(path: Path) -> tuple[Path, Any] | None:
     if path.name.startswith("decoder"):
         return None
     proto = import_onnx().ModelProto()
-    try:
-        proto.ParseFromString(map_file(path).data)
-    except Exception as error:  # protobuf has several classes for this, by implementation
-        raise FormatError(f"{path}: not an ONNX file: {str(error)[:200]}") from error
+    parse_file(path, proto)
     graph = proto.graph
     cached = any(word in i.name for i in graph.input for word in _CACHE_INPUTS)
     cached = cached or any(word in o.name for o in graph.output for word in _CACHE_OUTPUTS)

@@ -38,7 +38,7 @@ Ints = npt.NDArray[np.int64]
 
 def append(cx: Lift, past: Past | None, new: Value, index: int, axis: int) -> Keys:
     """New keys or values joined to the cached ones."""
-    rows = settle(cx, as_rows(cx, new, cx.root(index)), cx.root(index))
+    rows = settle(cx, as_rows(cx, new, cx.root(index)), cx.root(index), pairs=True)
     if affine.axis_of(axis, len(rows.shape)) != rows.axis:
         raise Unmatched("new keys are joined to cached ones along another axis than positions")
     cols = rows.terms[0].cols
@@ -89,7 +89,8 @@ def multiply(cx: Lift, q: Rows, keys: Keys, q_root: int) -> Scores:
     if keys.dim != cx.total or keys.axis != len(keys.shape) - 1:
         raise Unmatched("keys that are not transposed")
     factor = q.factor * keys.factor
-    rows = settle(cx, replace(q, factor=1.0), q_root)
+    rows = settle(cx, replace(q, factor=1.0), q_root, pairs=True)
+    check_pairs(cx, rows.value, keys.value)
     if rows.axis != len(rows.shape) - 2:
         raise Unmatched("queries whose rows are not the axis before the last")
     own = np.moveaxis(rows.terms[0].cols, rows.axis, 0)[0]  # [.., D]
@@ -104,6 +105,12 @@ def multiply(cx: Lift, q: Rows, keys: Keys, q_root: int) -> Scores:
         raise Unmatched("queries whose heads are in another order")
     sizes = (*rows.shape[:-1], cx.total)
     return Scores(sizes, rows.value, keys, heads, kv_heads, head_dim, factor)
+
+
+def check_pairs(cx: Lift, q: str, k: str) -> None:
+    """Queries and keys must have the lanes of their heads in one order (`turn_pairs`)."""
+    if cx.paired.get(q) != cx.paired.get(k):
+        raise Unmatched("RoPE on interleaved pairs of only one of queries and keys")
 
 
 def _kv_heads(cols: Ints) -> int:
@@ -184,6 +191,8 @@ def weigh(cx: Lift, scores: Scores, values: Keys) -> Rows:
         raise Unmatched("keys and values of different heads")
     if values.factor != 1.0:
         raise Unmatched("values are scaled")
+    if values.value in cx.paired:
+        raise Unmatched("RoPE on interleaved pairs of values")
     made = attend(
         cx,
         scores.q,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hornito.graph.graph import Attr
+from hornito.graph.weights import ReorderedData
 from hornito.importers.onnx.values import (
     Active,
     Capped,
@@ -45,8 +47,12 @@ def as_rows(cx: Lift, value: Value | None, root: int) -> Rows:
     raise Unmatched(f"{type(value).__name__} where activations are expected")
 
 
-def settle(cx: Lift, rows: Rows, root: int) -> Rows:
+def settle(cx: Lift, rows: Rows, root: int, *, pairs: bool = False) -> Rows:
     """The same activations as all columns, in order, of a raised value.
+
+    Args:
+        pairs: the order of columns within a head does not matter, as queries and keys may have any
+            if it is the same: see `turn_pairs`.
 
     Raises:
         Unmatched: they are scaled, or columns that no raised operation makes.
@@ -54,7 +60,9 @@ def settle(cx: Lift, rows: Rows, root: int) -> Rows:
     if rows.factor != 1.0:
         raise Unmatched(f"activations are multiplied by {rows.factor:g}")
     if not rows.plain:
-        return _turned(cx, rows, root)
+        rows = _turned(cx, rows, root)
+    if rows.value in cx.paired and not pairs:
+        raise Unmatched("what RoPE on interleaved pairs has turned is used outside of attention")
     cols = rows.terms[0].cols
     flat = cols.reshape(-1)
     node = cx.dag.nodes[rows.value]
@@ -68,7 +76,7 @@ def settle(cx: Lift, rows: Rows, root: int) -> Rows:
 
 
 def _turned(cx: Lift, rows: Rows, root: int) -> Rows:
-    """RoPE: `x * cos + rotate_half(x) * sin`, over the first dims of every head."""
+    """RoPE: `x * cos + rotate(x) * sin`, over the first dims of every head."""
     shape = rows.terms[0].cols.shape
     if len(shape) < 2:
         raise Unmatched("a rotation of rows without heads")
@@ -81,34 +89,81 @@ def _turned(cx: Lift, rows: Rows, root: int) -> Rows:
     rotary = int(turned.sum())
     half = rotary // 2
     order = np.arange(size).reshape(heads, head_dim) + base
-    partner = order.copy()
-    partner[:, :half] += half
-    partner[:, half:rotary] -= half
-    sign = np.where(np.arange(rotary) < half, -1.0, 1.0)
+    lane = np.arange(rotary)
+    # The lane that each is turned with, and the first of the two: on halves, on neighbours.
+    spellings = ((lane + half) % rotary if rotary else lane, lane < half), (lane ^ 1, lane % 2 == 0)
     scale = float(lanes["coef"][0, 0])
-    freq = lanes["freq"][0, :half]
-    ok = (
-        rotary % 2 == 0
+    found = [
+        i
+        for i, (partner, first) in enumerate(spellings)
+        if rotary % 2 == 0
         and rotary > 0
         and bool(turned[:rotary].all())
         and np.array_equal(lanes["own"], order)
-        and np.array_equal(lanes["other"][:, :rotary], partner[:, :rotary])
+        and np.array_equal(lanes["other"][:, :rotary], order[:, partner])
         and bool((lanes["coef"][:, :rotary] == scale).all())
-        and bool((lanes["sine"][:, :rotary] == scale * sign).all())
-        and bool((lanes["freq"][:, :half] == freq).all())
-        and bool((lanes["freq"][:, half:rotary] == freq).all())
-    )
-    if not ok:
-        raise Unmatched(
-            "a rotation of columns that is no RoPE on halves (interleaved pairs are not supported)"
-        )
+        and bool((lanes["sine"][:, :rotary] == scale * np.where(first, -1.0, 1.0)).all())
+        and bool((lanes["freq"][:, :rotary] == lanes["freq"][:, partner]).all())
+        and bool((lanes["freq"][:, :rotary] == lanes["freq"][0, :rotary]).all())
+    ]
+    if not found:
+        raise Unmatched("a rotation of columns that is no RoPE on halves, nor on neighbours")
+    freq = lanes["freq"][0, :rotary][spellings[found[0]][1]]
     plain = Rows(rows.value, rows.axis, rows.dim, (plain_term(order.reshape(shape)),))
     x = settle(cx, plain, root)
-    table = cx.dag.frequencies(explained(freq))
-    attrs = {"heads": heads, "head_dim": head_dim, "scale": scale}
-    made = cx.dag.emit("rope", [x.value, "positions", table], attrs, width=size, root=root)
+    if found[0] == 1 and rotary > 2:
+        return turn_pairs(cx, x, freq, scale, root)
     cx.note("RoPE" if rotary == head_dim else "RoPE of a part of each head")
-    return columns(made, shape, rows.axis, rows.dim)
+    return turn(cx, x, freq, scale, root)
+
+
+def turn(cx: Lift, x: Rows, freq: npt.NDArray[np.float64], scale: float, root: int) -> Rows:
+    """RoPE on halves of the first `2 * len(freq)` dims of settled heads `[.., heads, .., D]`."""
+    sizes = x.terms[0].cols.shape
+    heads, head_dim = math.prod(sizes[:-1]), sizes[-1]
+    table = cx.dag.frequencies(explained(freq))
+    attrs: dict[str, Attr] = {"heads": heads, "head_dim": head_dim, "scale": scale}
+    inputs = [x.value, "positions", table]
+    made = cx.dag.emit("rope", inputs, attrs, width=heads * head_dim, root=root)
+    return columns(made, sizes, x.axis, x.dim)
+
+
+def turn_pairs(cx: Lift, x: Rows, freq: npt.NDArray[np.float64], scale: float, root: int) -> Rows:
+    """RoPE on neighbouring lanes, as RoPE on halves of reordered heads.
+
+    The rows of the projection are reordered: even lanes of every head first, then odd ones. Scores
+    are sums over lanes, so that queries and keys may have any order if it is the same for both;
+    nothing else may read the result (`Lift.paired`).
+    """
+    head_dim, rotary = x.terms[0].cols.shape[-1], 2 * len(freq)
+    lanes = np.arange(head_dim)
+    order = np.concatenate([lanes[:rotary:2], lanes[1:rotary:2], lanes[rotary:]])
+    value = _reordered(cx, x.value, tuple(order.tolist()))
+    cx.note("RoPE on interleaved pairs")
+    result = turn(cx, Rows(value, x.axis, x.dim, x.terms), freq, scale, root)
+    cx.paired[result.value] = (head_dim, rotary)
+    return result
+
+
+def _reordered(cx: Lift, name: str, order: tuple[int, ...]) -> str:
+    """A projection, or a norm of its heads, with the lanes of every head in another order."""
+    node = cx.dag.nodes[name]
+    if node.op == "linear" and not node.inputs[3]:
+        x, *parts, _ = node.inputs
+        weight, bias = (
+            cx.dag.weight(ReorderedData(cx.dag.weights[part], order)) if part else ""
+            for part in parts
+        )
+        made = cx.dag.linear(x, weight, bias, root=max(node.roots))
+    elif node.op == "rms_norm" and "heads" in node.attrs:
+        inner = _reordered(cx, node.inputs[0], order)
+        weight = cx.dag.weight(ReorderedData(cx.dag.weights[node.inputs[1]], order))
+        inputs = [inner, weight, *node.inputs[2:]]
+        made = cx.dag.emit("rms_norm", inputs, node.attrs, width=node.width, root=max(node.roots))
+    else:
+        raise Unmatched(f"RoPE on interleaved pairs of what {node.op} makes")
+    cx.dag.nodes[made].roots |= node.roots
+    return made
 
 
 def _lanes(rows: Rows, heads: int, head_dim: int) -> dict[str, npt.NDArray[Any]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hornito.graph.graph import Attr
 from hornito.importers.onnx import affine, layout
-from hornito.importers.onnx.match.attention import nice_scale
+from hornito.importers.onnx.match.attention import check_pairs, nice_scale
 from hornito.importers.onnx.match.columns import as_rows, explained, settle
 from hornito.importers.onnx.match.linear import with_bias
 from hornito.importers.onnx.match.masks import as_mask, meaning
@@ -58,8 +58,9 @@ def rotary_embedding(cx: Lift, node: OpNode, x: Inputs) -> Value:
     facts = node.attrs
     value = as_rows(cx, need(x, 0), cx.root(0))
     positions = need(x, 1)
-    if facts.get("interleaved") or facts.get("is_packed_batching"):
-        raise Unmatched("RoPE on interleaved pairs or packed batches")
+    if facts.get("is_packed_batching"):
+        raise Unmatched("RoPE of packed batches")
+    pairs = bool(facts.get("interleaved"))
     if facts.get("scale", 1.0) != 1.0:
         raise Unmatched("RoPE with scaled positions")
     if isinstance(positions, Grid):
@@ -77,8 +78,8 @@ def rotary_embedding(cx: Lift, node: OpNode, x: Inputs) -> Value:
         heads = split_heads(value, count)
         if not isinstance(heads, Rows):
             raise TypeError("heads of no activations")
-        return join_heads(rotate(cx, heads, freq, scale, 0))
-    return rotate(cx, value, freq, scale, 0)
+        return join_heads(rotate(cx, heads, freq, scale, 0, pairs=pairs))
+    return rotate(cx, value, freq, scale, 0, pairs=pairs)
 
 
 def _refused(node: OpNode, allowed: dict[str, tuple[object, ...]]) -> None:
@@ -94,7 +95,6 @@ def group_query_attention(cx: Lift, node: OpNode, x: Inputs) -> list[Value | Non
     _refused(
         node,
         {
-            "rotary_interleaved": (0,),
             "smooth_softmax": (0, -1),
             "k_quant_type": ("NONE", "", 0),
             "v_quant_type": ("NONE", "", 0),
@@ -112,7 +112,8 @@ def group_query_attention(cx: Lift, node: OpNode, x: Inputs) -> list[Value | Non
     head_dim = q.terms[0].cols.size // heads
     q, k = _normed(cx, node, q, at(x, 14)), _normed(cx, node, k, at(x, 15))
     if facts.get("do_rotary"):
-        q, k = (_rotated(cx, part, x) for part in (q, k))
+        pairs = bool(facts.get("rotary_interleaved"))
+        q, k = (_rotated(cx, part, x, pairs=pairs) for part in (q, k))
     window = max(int(facts.get("local_window_size", -1)), 0)
     bias = at(x, 10)
     if bias is not None:
@@ -122,7 +123,8 @@ def group_query_attention(cx: Lift, node: OpNode, x: Inputs) -> list[Value | Non
         raise Unmatched("a cache that is no past input")
     if (past_k.part, past_v.part) != ("key", "value") or past_k.layer != past_v.layer:
         raise Unmatched("cached keys and values of different layers")
-    names = [settle(cx, part, cx.now).value for part in (q, k, v)]
+    names = [settle(cx, part, cx.now, pairs=part is not v).value for part in (q, k, v)]
+    check_pairs(cx, names[0], names[1])
     shape: dict[str, Attr] = {
         "layer": past_k.layer,
         "kv_heads": kv_heads,
@@ -194,12 +196,14 @@ def _normed(cx: Lift, node: OpNode, rows: Rows, weight: Value | None) -> Rows:
     return finish(cx, Norm("normed", rows, eps), weight, None, cx.now)
 
 
-def _rotated(cx: Lift, rows: Rows, x: Inputs) -> Rows:
+def _rotated(cx: Lift, rows: Rows, x: Inputs, *, pairs: bool) -> Rows:
     cos, sin = at(x, 7), at(x, 8)
     if isinstance(cos, Choice) and isinstance(sin, Choice):
+        if pairs:
+            raise Unmatched("RoPE on interleaved pairs with tables that are chosen by length")
         return _rotated_by_length(cx, rows, cos, sin)
     freq, scale = tables(cos, sin, 0)
-    return rotate(cx, rows, freq, scale, 0)
+    return rotate(cx, rows, freq, scale, 0, pairs=pairs)
 
 
 def _rotated_by_length(cx: Lift, rows: Rows, cos: Choice, sin: Choice) -> Rows:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hornito.graph.graph import Attr
 from hornito.importers.onnx import affine, layout
 from hornito.importers.onnx.match.attention import append, multiply, weigh, with_mask
-from hornito.importers.onnx.match.columns import as_rows, explained, settle
+from hornito.importers.onnx.match.columns import as_rows, settle, turn, turn_pairs
 from hornito.importers.onnx.match.masks import as_mask, combine
 from hornito.importers.onnx.match.rope import from_tables, snapped
 from hornito.importers.onnx.match.shapes import need, row_axis
@@ -31,7 +29,6 @@ from hornito.importers.onnx.values import (
     Trig,
     Unmatched,
     Value,
-    columns,
 )
 
 if TYPE_CHECKING:
@@ -175,19 +172,17 @@ def _keys(cx: Lift, past: Value | None, new: Value, index: int) -> Keys:
 # -- RoPE -----------------------------------------------------------------------------------
 
 
-def rotate(cx: Lift, rows: Rows, freq: Floats, scale: float, index: int) -> Rows:
-    """RoPE on halves of the first `2 * len(freq)` dims of heads `[1, heads, N, D]`."""
+def rotate(
+    cx: Lift, rows: Rows, freq: Floats, scale: float, index: int, *, pairs: bool = False
+) -> Rows:
+    """RoPE of the first `2 * len(freq)` dims of heads `[1, heads, N, D]`, on their halves, or on
+    pairs of neighbours."""
     x = settle(cx, rows, cx.root(index))
-    sizes = x.terms[0].cols.shape
-    heads, head_dim = math.prod(sizes[:-1]), sizes[-1]
+    head_dim = x.terms[0].cols.shape[-1]
     if 2 * len(freq) > head_dim:
         raise Unmatched(f"RoPE of {2 * len(freq)} dims in heads of {head_dim}")
-    table = cx.dag.frequencies(explained(freq))
-    attrs: dict[str, Attr] = {"heads": heads, "head_dim": head_dim, "scale": scale}
-    inputs = [x.value, "positions", table]
-    made = cx.dag.emit("rope", inputs, attrs, width=heads * head_dim, root=cx.now)
     cx.note("RoPE op")
-    return columns(made, sizes, x.axis, x.dim)
+    return (turn_pairs if pairs else turn)(cx, x, freq, scale, cx.now)
 
 
 def tables(cos: Value | None, sin: Value | None, rotary_dim: int) -> tuple[Floats, float]:
@@ -227,8 +222,6 @@ def rotary_embedding(cx: Lift, node: OpNode, x: Inputs) -> Value:
     facts = node.attrs
     value = as_rows(cx, need(x, 0), cx.root(0))
     positions = x[3] if len(x) > 3 else None
-    if facts.get("interleaved"):
-        raise Unmatched("RoPE on interleaved pairs")
     if positions is not None:
         if not isinstance(positions, Grid):
             raise Unmatched("positions that are not understood")
@@ -240,5 +233,5 @@ def rotary_embedding(cx: Lift, node: OpNode, x: Inputs) -> Value:
     if not isinstance(heads, Rows):
         raise TypeError("heads of no activations")
     freq, scale = tables(x[1], x[2], int(facts.get("rotary_embedding_dim", 0)))
-    result = rotate(cx, heads, freq, scale, 0)
+    result = rotate(cx, heads, freq, scale, 0, pairs=bool(facts.get("interleaved")))
     return join_heads(result) if flat else result
