@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
 def add_tensors(parser: argparse.ArgumentParser) -> None:
     """Adds --input, --output, --dim and --bucket."""
+    add_inputs(parser)
+    parser.add_argument("--output", metavar="DIR", help="write its outputs to DIR/NAME.npy")
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Adds --input, --dim and --bucket."""
     parser.add_argument(
         "--input",
         action="append",
@@ -27,7 +33,6 @@ def add_tensors(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=FILE.npy",
         help="input of a model of tensors (an ONNX model that is no decoder); may be repeated",
     )
-    parser.add_argument("--output", metavar="DIR", help="write its outputs to DIR/NAME.npy")
     add_dim(parser, "number of one of its named dims, where its inputs leave a choice")
     parser.add_argument("--bucket", metavar="NAME", help="which of a package's graphs to run")
 

@@ -42,7 +42,7 @@ class TensorModel:
         device: an open device; the caller closes it after the model.
         graph: what to run.
         constants: by name, places on the device of constants that are there already.
-        guard, barrier_everywhere: see `build_tensor_plan`.
+        guard, barrier_everywhere, keep_values: see `build_tensor_plan`.
 
     Raises:
         DeviceMemoryError: it does not fit; nothing stays allocated.
@@ -56,12 +56,18 @@ class TensorModel:
         constants: Mapping[str, tuple[Buffer, int]] | None = None,
         guard: int = 0,
         barrier_everywhere: bool = False,
+        keep_values: bool = False,
     ) -> None:
         self.device = device
         self.graph = graph
         self.plan = build_tensor_plan(
-            graph, device.caps, guard=guard, barrier_everywhere=barrier_everywhere
+            graph,
+            device.caps,
+            guard=guard,
+            barrier_everywhere=barrier_everywhere,
+            keep_values=keep_values,
         )
+        self._keeps_values = keep_values
         self._arenas: list[Arena] = []
         self._recordings: list[Recorder] = []
         self._closed = False
@@ -175,12 +181,27 @@ class TensorModel:
         buffer, base = arena[name]
         return self.device.download(buffer, base + offset, size)
 
+    def values(self) -> dict[str, Array]:
+        """The results of every node, as the last run left them.
+
+        Raises:
+            SessionError: the plan reuses memory (it was made without `keep_values`).
+        """
+        if not self._keeps_values:
+            raise SessionError("values can be read when the plan keeps them (keep_values)")
+        aliases = self.graph.aliases()
+        names = [name for node in self.graph.nodes for name in node.outputs]
+        return {name: self._at(name, self.graph.base(name, aliases)) for name in names}
+
     def _read(self, name: str) -> Array:
-        value = self.graph.values[self.graph.outputs[name]]
+        return self._at(self.graph.outputs[name], self.plan.outputs[name])
+
+    def _at(self, name: str, source: str) -> Array:
+        """A value whose memory is that of `source`."""
+        value = self.graph.values[name]
         size = value.size * 4
         if not size:
             return from_words(np.zeros(0, np.uint32), value)
-        source = self.plan.outputs[name]
         if source in self.plan.arena.offsets:
             raw = self._download(self._values, "arena", size, self.plan.arena.offsets[source])
         elif source in self._shared:

@@ -43,20 +43,26 @@ class TensorPlan:
 
 
 def build_tensor_plan(
-    graph: TensorGraph, caps: Caps, *, guard: int = 0, barrier_everywhere: bool = False
+    graph: TensorGraph,
+    caps: Caps,
+    *,
+    guard: int = 0,
+    barrier_everywhere: bool = False,
+    keep_values: bool = False,
 ) -> TensorPlan:
     """Lower a graph and place its values.
 
     Args:
         guard: bytes of guard band behind every value (tests).
         barrier_everywhere: a barrier before every dispatch (tests).
+        keep_values: give every value memory of its own, so that all can be read after a run.
 
     Raises:
         FormatError: a node does not fit its operands.
     """
     low = TensorLowering(graph, caps).run()
     outputs = {name: graph.base(value, low.aliases) for name, value in graph.outputs.items()}
-    arena = pack(_live_ranges(graph, low, outputs), guard=guard)
+    arena = pack(_live_ranges(graph, low, outputs), guard=guard, share=not keep_values)
 
     def place(operand: Operand) -> Range:
         start = arena.offsets.get(operand.name)
