@@ -23,8 +23,9 @@ from hornito.graph.graph import Graph
 from hornito.package import open_package
 from hornito.plan.plan import PlanOptions
 from hornito.runtime.decode import decode
-from hornito.runtime.engine import Engine
+from hornito.runtime.engine import DEFAULT_POLICY, Engine
 from hornito.runtime.session import Session
+from hornito.runtime.settle import KernelPolicy
 from hornito.vk.device import Device
 
 NAMES = ("llama-tiny", "llama3-tiny")
@@ -129,13 +130,14 @@ def open_engine(
     context: int = CONTEXT,
     kv_half: bool = False,
     eos_ids: Sequence[int] = (),
+    policy: KernelPolicy = DEFAULT_POLICY,
     **options: Any,
 ) -> Iterator[Engine]:
     """An engine on a package; `options` are those of `PlanOptions`."""
     with open_package(package) as opened:
         plan = PlanOptions(context=context, kv_half=kv_half, **options)
         graph = Graph.from_json(opened.manifest.graph)
-        engine = Engine(device, opened, graph, plan, eos_ids)
+        engine = Engine(device, opened, graph, plan, eos_ids, policy=policy)
         try:
             yield engine
         finally:

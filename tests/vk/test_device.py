@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from faults import lose
 from hornito.errors import (
     DeviceLostError,
     NoDeviceError,
@@ -191,7 +192,7 @@ def test_unfinished_or_freed_recording_is_refused(device: Device, affine: Any) -
 
 def test_device_loss_is_final_and_the_process_goes_on(shader: Any, device: Device) -> None:
     """D16, D15: every call after a loss raises, close works, a new device computes."""
-    device._inject_device_lost()
+    lose(device)
     recorder = device.command_buffer("lost")
     recorder.end()
     with pytest.raises(DeviceLostError, match="was lost") as caught:
@@ -214,7 +215,7 @@ def test_device_loss_while_waiting(device: Device, affine: Any) -> None:
     recorder.dispatch(affine.pipeline, affine.push, affine.groups)
     recorder.end()
     ticket = device.submit([recorder])
-    device._inject_device_lost()
+    lose(device)
     with pytest.raises(DeviceLostError):
         device.wait(ticket)
     with pytest.raises(DeviceLostError, match="open it again"):

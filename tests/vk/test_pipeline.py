@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from faults import fail_pipelines
 from hornito.errors import UnsupportedError, UsageError, VulkanError
 from hornito.vk import pipeline as pipeline_module
 from hornito.vk.device import Device, open_device
@@ -62,11 +63,11 @@ def test_impossible_requests(device: Device, shader: Any) -> None:
 def test_failed_compilation_names_the_kernel(device: Device, shader: Any) -> None:
     """D3: the caller gets an error to fall back on, and the device stays usable."""
     spirv = shader("affine")
-    device._inject_pipeline_failure("gemm/subgroup")
+    fail_pipelines(device, spirv)
     with pytest.raises(VulkanError, match=r"kernel gemm/subgroup: .* could not compile") as caught:
         device.pipeline(spirv, name="gemm/subgroup", spec={0: 64}, push_size=20)
     assert caught.value.code == -13
-    twin = device.pipeline(spirv, name="gemm/plain", spec={0: 64}, push_size=20)
+    twin = device.pipeline(shader("subgroup"), name="gemm/plain", spec={0: 64}, push_size=8)
     assert twin.name == "gemm/plain" and twin.handle != 0
 
 

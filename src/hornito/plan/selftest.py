@@ -115,6 +115,7 @@ class SelfTest:
         self._plain: Plan | None = None
         self._budget = budget_s
         self._spent = 0.0
+        self._found: dict[str, Verdict] = {}
         self.tested = 0
 
     def run(
@@ -126,6 +127,8 @@ class SelfTest:
     ) -> Trust:
         """Test what has no verdict yet, the first shape of every kernel before the second of any.
 
+        A kernel that fails at one shape is used at none. What earlier calls found is in the result.
+
         Args:
             again: test what has a verdict too.
             tell: called with (done, all) after each unit.
@@ -134,10 +137,12 @@ class SelfTest:
             DeviceLostError: a kernel took the device with it; it has its verdict, and the next
                 load does without it.
         """
-        found: dict[str, Verdict] = {}
         unproven: list[str] = []
         everything = _firsts_first(units(plan))
+        fallen: set[str] = set()
         for count, unit in enumerate(everything):
+            if unit.kernel in fallen:
+                continue
             key = verdict_key(unit.kernel, unit.shape)
             known = None if again else self.records.verdicts.get(key)
             if known is None and not self._time_left():
@@ -145,14 +150,16 @@ class SelfTest:
                 continue
             if known is None:
                 known = self._test(unit, key)
-            found[unit.title] = known
+            self._found[unit.title] = known
+            if known.verdict != GOOD:
+                fallen.add(unit.kernel)
             if tell is not None:
                 tell(count + 1, len(everything))
         dropped = self.records.dropped({unit.kernel for unit in everything})
-        proved = {v.kernel for v in found.values() if v.verdict == GOOD}
+        proved = {v.kernel for v in self._found.values() if v.verdict == GOOD}
         waiting = {u.kernel for u in everything if u.title in unproven} - proved
         dropped |= {kernel: "unproven: no time for its test yet" for kernel in waiting}
-        return Trust(found, tuple(unproven), False, dropped)
+        return Trust(dict(self._found), tuple(unproven), False, dropped)
 
     def _time_left(self) -> bool:
         return self._budget is None or self._spent < self._budget

@@ -238,10 +238,7 @@ class Stand:
         try:
             for _ in range(runs):
                 self.device.wait(self.device.submit([recorder]), timeout_s=RUN_SECONDS)
-                view = back.view
-                if view is None:
-                    raise ValueError("the results buffer is not visible to the host")
-                found.append(bytes(view[: sum(sizes)]))
+                found.append(_copy(back, sum(sizes)))
         finally:
             recorder.free()
         return found
@@ -300,6 +297,13 @@ class Stand:
         finally:
             recorder.free()
         return [b - a for a, b in pairwise(times)]
+
+
+def _copy(buffer: Buffer, size: int) -> bytes:
+    """What the host sees of a buffer; the view itself must not outlive this call."""
+    if buffer.view is None:
+        raise ValueError("the results buffer is not visible to the host")
+    return bytes(buffer.view[:size])
 
 
 def _operands(dispatch: Dispatch) -> list[Operand]:

@@ -44,8 +44,8 @@ class Unit:
 
     @property
     def title(self) -> str:
-        """For people: `batch 1 body: linear 1x960x576 q4_1`."""
-        return f"{self.kind} {self.rows} {self.part}: {self.site.key}"
+        """For people: `batch 1 body: linear 1x960x576 q4_1 (layers.0.qkv)`."""
+        return f"{self.kind} {self.rows} {self.part}: {self.site.key} ({self.node})"
 
 
 def units(plan: Plan) -> list[Unit]:

@@ -7,7 +7,6 @@ import ctypes
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -34,6 +33,7 @@ from hornito.vk.loader import explain
 from hornito.vk.memory import Arena, Buffer, MemoryKind, memory_table
 from hornito.vk.pipeline import Pipeline, PipelineStore
 from hornito.vk.probe import DeviceInfo, Probe, enabled_features, probe
+from hornito.vk.queue import Queue
 from hornito.vk.quirks import apply_quirks, quirks_for
 from hornito.vk.record import Recorder
 from hornito.vk.select import choose_device, device_rank
@@ -43,8 +43,6 @@ __all__ = ["Arena", "Buffer", "Device", "DeviceInfo", "list_devices", "open_devi
 
 logger = logging.getLogger("hornito")
 
-# One wait in the driver lasts at most this long, so that Ctrl-C is answered.
-_WAIT_SLICE_NS = 250_000_000
 _OUT_OF_MEMORY = (api.VK_ERROR_OUT_OF_DEVICE_MEMORY, api.VK_ERROR_OUT_OF_HOST_MEMORY)
 
 # Devices that nobody closed are closed before the interpreter takes the modules apart.
@@ -151,24 +149,20 @@ class Device:
         self._closed = True  # until there is something to close
         self._process = os.getpid()
         self._lost = False
-        self._injected = 0
-        self._timer: SubmissionTimer | None = None
         self._lock = threading.Lock()
         self._buffers: dict[int, Buffer] = {}
         self._recorders: dict[int, Recorder] = {}
-        self._ticket = 0
-        self._completed = 0
         self.handle = self._create(found)
         self.vk = api.DeviceFunctions(instance.vk, self.handle)
         self._name = self.vk.vkSetDebugUtilsObjectNameEXT if instance.validate else None
-        self._queue = ctypes.c_void_p()
-        self._semaphore = 0
         try:
-            self.vk.vkGetDeviceQueue(self.handle, self.queue_family, 0, ctypes.byref(self._queue))
-            self._semaphore = self._create_semaphore()
-            self._pipelines = PipelineStore(self, bytes(found.record["pipelineCacheUUID"]))
+            self._queue = Queue(self)
+            try:
+                self._pipelines = PipelineStore(self, bytes(found.record["pipelineCacheUUID"]))
+            except BaseException:
+                self._queue.destroy()
+                raise
         except BaseException:
-            self.vk.vkDestroySemaphore(self.handle, self._semaphore, None)
             self.vk.vkDestroyDevice(self.handle, None)
             raise
         self._closed = False
@@ -194,18 +188,6 @@ class Device:
         if code != 0:
             raise VulkanError(f"{found.info.name} can't be opened: {result_text(code)}", code=code)
         return handle
-
-    def _create_semaphore(self) -> int:
-        kind = api.VkSemaphoreTypeCreateInfo()
-        kind.semaphoreType = api.VK_SEMAPHORE_TYPE_TIMELINE
-        info = api.VkSemaphoreCreateInfo()
-        info.pNext = ctypes.addressof(kind)
-        semaphore = ctypes.c_uint64()
-        code = self.vk.vkCreateSemaphore(
-            self.handle, ctypes.byref(info), None, ctypes.byref(semaphore)
-        )
-        self.check(code, "vkCreateSemaphore")
-        return semaphore.value
 
     # ---- errors ------------------------------------------------------------------------------
 
@@ -268,14 +250,6 @@ class Device:
             f"{self.info.name} has no memory for {label}: {size:,} bytes needed, {available:,} of "
             f"{total:,} bytes available; use a smaller context, smaller weights or another device"
         )
-
-    def _inject_device_lost(self) -> None:
-        """Test hook: the next submit, wait or completed() sees VK_ERROR_DEVICE_LOST."""
-        self._injected = api.VK_ERROR_DEVICE_LOST
-
-    def _inject_pipeline_failure(self, name: str) -> None:
-        """Test hook: compiling a pipeline of this name fails from now on."""
-        self._pipelines.failing.add(name)
 
     def name_object(self, kind: int, handle: int, name: str) -> None:
         """Give an object a name in validation messages (only under validation)."""
@@ -440,44 +414,14 @@ class Device:
         The same recording may appear several times and may still be running from before.
         """
         self._enter()
-        if self._timer is not None:
-            recordings = self._timer.around(recordings)
-        for recorder in recordings:
-            if not recorder.ended or recorder.freed:
-                raise SessionError(f"recording {recorder.label!r} is not ended, or was freed")
-        commands = (ctypes.c_void_p * len(recordings))(*(r.command for r in recordings))
-        semaphore = ctypes.c_uint64(self._semaphore)
-        value = ctypes.c_uint64()
-        timeline = api.VkTimelineSemaphoreSubmitInfo()
-        timeline.signalSemaphoreValueCount = 1
-        timeline.pSignalSemaphoreValues = ctypes.pointer(value)
-        info = api.VkSubmitInfo()
-        info.pNext = ctypes.addressof(timeline)
-        info.commandBufferCount = len(recordings)
-        info.pCommandBuffers = commands
-        info.signalSemaphoreCount = 1
-        info.pSignalSemaphores = ctypes.pointer(semaphore)
-        with self._lock:
-            value.value = self._ticket + 1
-            code = self._injected or self.vk.vkQueueSubmit(self._queue, 1, ctypes.byref(info), 0)
-            if code == 0:
-                self._ticket += 1
-                for recorder in recordings:
-                    recorder.last_ticket = self._ticket
-        self.check(code, "vkQueueSubmit")
-        return value.value
+        if self._queue.timer is not None:
+            recordings = self._queue.timer.around(recordings)
+        return self._queue.submit(recordings)
 
     def completed(self) -> int:
         """The newest ticket whose work is done."""
         self._enter()
-        value = ctypes.c_uint64()
-        code = self._injected or self.vk.vkGetSemaphoreCounterValue(
-            self.handle, self._semaphore, ctypes.byref(value)
-        )
-        self.check(code, "vkGetSemaphoreCounterValue")
-        # A lost device may report the largest number for work that never ran.
-        self._completed = max(self._completed, min(value.value, self._ticket))
-        return self._completed
+        return self._queue.completed()
 
     def wait(self, ticket: int, timeout_s: float | None = None) -> None:
         """Block in the driver until a submission is done; its writes are visible to the host.
@@ -488,43 +432,30 @@ class Device:
             SessionError: the ticket was never given out.
         """
         self._enter()
-        if ticket > self._ticket:
-            raise SessionError(
-                f"ticket {ticket} was never submitted (the newest is {self._ticket})"
-            )
-        if ticket <= self._completed and not self._injected:
-            return
-        semaphore = ctypes.c_uint64(self._semaphore)
-        value = ctypes.c_uint64(ticket)
-        info = api.VkSemaphoreWaitInfo()
-        info.semaphoreCount = 1
-        info.pSemaphores = ctypes.pointer(semaphore)
-        info.pValues = ctypes.pointer(value)
-        deadline = None if timeout_s is None else time.monotonic_ns() + int(timeout_s * 1e9)
-        while True:
-            left = _WAIT_SLICE_NS
-            if deadline is not None:
-                left = max(min(left, deadline - time.monotonic_ns()), 0)
-            code = self._injected or self.vk.vkWaitSemaphores(self.handle, ctypes.byref(info), left)
-            if code != api.VK_TIMEOUT:
-                break
-            if deadline is not None and time.monotonic_ns() >= deadline:
-                raise VulkanError(
-                    f"{self.info.name} did not finish ticket {ticket} in {timeout_s} s", code=code
-                )
-        self.check(code, "vkWaitSemaphores")
-        self._completed = max(self._completed, ticket)
+        self._queue.wait(ticket, timeout_s)
 
     def drain(self, ticket: int | None = None) -> None:
-        """Wait for a ticket (default: all work); nothing to do on a lost or closed device."""
-        if not self._lost and not self._closed:
-            self.wait(self._ticket if ticket is None else ticket)
+        """Wait for a ticket (default: all work), before what it uses is destroyed.
+
+        A lost device has nothing left to finish, which the driver says at once.
+        """
+        if self._closed:
+            return
+        if self._lost:
+            self.vk.vkDeviceWaitIdle(self.handle)
+        else:
+            self._queue.wait(self._queue.ticket if ticket is None else ticket, None)
+
+    @property
+    def lost(self) -> bool:
+        """Whether the device was lost."""
+        return self._lost
 
     def time_submissions(self) -> SubmissionTimer | None:
         """Measure the GPU time of all submissions from now on; None without timestamps."""
-        if self._timer is None and self.caps.timestamp_bits:
-            self._timer = SubmissionTimer(self)
-        return self._timer
+        if self._queue.timer is None and self.caps.timestamp_bits:
+            self._queue.timer = SubmissionTimer(self)
+        return self._queue.timer
 
     def read_timestamps(self, recorder: Recorder) -> list[int]:
         """Nanoseconds of each timestamp of a recording's last run, counted from an arbitrary start.
@@ -572,7 +503,7 @@ class Device:
         self._buffers.clear()
         self.allocated_bytes = 0
         self._pipelines.destroy()
-        self.vk.vkDestroySemaphore(self.handle, self._semaphore, None)
+        self._queue.destroy()
         self.vk.vkDestroyDevice(self.handle, None)
         release_instance(self._instance)
 

@@ -1,0 +1,322 @@
+"""The self-test of kernels: faults are injected into real variants, and each must be noticed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from faults import fail_kernel, lose
+from hornito.errors import DeviceLostError, VulkanError
+from hornito.ops import kernels as kernel_files
+from hornito.plan import recording as recording_module
+from hornito.plan import records as records_module
+from hornito.plan.records import GOOD, UNSTABLE, WRONG, DeviceRecords, Verdict
+from hornito.plan.selftest import RUNS, difference
+from hornito.plan.units import units
+from hornito.runtime.engine import Engine
+from hornito.runtime.settle import KernelPolicy
+from hornito.vk.device import Device, open_device
+from tiny import Compiled, answer, golden, open_engine
+from tree import ROOT, kernel_tool
+
+pytestmark = pytest.mark.gpu
+
+VARIANT = "linear/broadcast.f32"
+"""What many rows take on a software device; `linear/lane_row.f32` is its plain twin."""
+
+THOROUGH = KernelPolicy(budget_s=None, thorough=True)
+ONE_CHUNK = {"context": 128, "chunk_rows": (16,)}
+
+Broken = Callable[[str, str, str], None]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache folder of the test's own."""
+    monkeypatch.setenv("HORNITO_CACHE", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def fresh(cache: Path, kernels: None) -> Iterator[Device]:
+    """A software device whose pipelines nobody else has made."""
+    with open_device("software") as opened:
+        yield opened
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broken:
+    """`broken(kernel, text, replacement)`: compile a kernel with its source changed, and use it."""
+
+    def patch(kernel: str, text: str, replacement: str) -> None:
+        tool = kernel_tool()
+        tree = tmp_path / "kernels"
+        shutil.copytree(ROOT / "src" / "hornito" / "kernels", tree)
+        changed = 0
+        for file in (tree / f"{kernel.partition('.')[0]}.comp", *(tree / "include").iterdir()):
+            source = file.read_text()
+            changed += source.count(text)
+            file.write_text(source.replace(text, replacement))
+        assert changed == 1
+        errors: list[str] = []
+        tools = tool.find_tools()
+        jobs = [job for job in tool.plan_jobs(tree, tools, errors) if job.name == kernel]
+        assert len(jobs) == 1 and not errors
+        output = tmp_path / "broken.spv"
+        assert tool.compile_job(jobs[0], tools, tree / "include", output) is None
+        spirv = output.read_bytes()
+        assert spirv != kernel_files.load_spirv(kernel)
+
+        def load(name: str) -> bytes:
+            return spirv if name == kernel else kernel_files.load_spirv(name)
+
+        for module in (records_module, recording_module):
+            monkeypatch.setattr(module, "load_spirv", load)
+
+    return patch
+
+
+def kernels_of(engine: Engine) -> set[str]:
+    return {dispatch.kernel for dispatch in engine.plan.distinct()}
+
+
+def verdicts(engine: Engine, kernel: str) -> set[str]:
+    return {v.verdict for v in engine.trust.verdicts.values() if v.kernel == kernel}
+
+
+def check_answer(engine: Engine) -> None:
+    """The engine gives the tokens of the reference."""
+    wanted = golden("llama-tiny")
+    assert answer(engine, wanted.prompt, 8).tokens == wanted.tokens[:8]
+
+
+def test_every_variant_is_proved_and_the_verdict_kept(fresh: Device, compiled: Compiled) -> None:
+    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+        trust = engine.trust
+        assert trust.unproven == () and trust.dropped == {} and not trust.exempt
+        assert set(trust.verdicts) == {unit.title for unit in units(engine.plan)}
+        assert {v.verdict for v in trust.verdicts.values()} == {GOOD}
+        assert all(v.runs >= RUNS for v in trust.verdicts.values())
+        taken = [site.taken for b in engine.plan.buckets.values() for site in b.sites]
+        tested = {v.kernel for v in trust.verdicts.values()}
+        assert tested == {variant.kernel for variant in taken if not variant.plain}
+        check_answer(engine)
+    kept = DeviceRecords.load(fresh.info)
+    assert len(kept.verdicts) == len(units(engine.plan))
+
+
+def test_cached_verdicts_are_not_tested_again(
+    fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hornito.plan.stand import Stand
+    from hornito.runtime import settle
+
+    monkeypatch.setattr(settle, "exempt", lambda caps: False)
+    policy = KernelPolicy(budget_s=None)
+    with open_engine(fresh, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
+        first = engine.trust
+
+    def refuse(*arguments: Any) -> None:
+        raise AssertionError("tested again")
+
+    monkeypatch.setattr(Stand, "results", refuse)
+    with open_engine(fresh, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
+        assert engine.trust == first
+
+
+def test_d1_a_wrong_variant_is_dropped(
+    fresh: Device, compiled: Compiled, broken: Broken, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken(VARIANT, "finish(row0 + r, n, sum[r][j]);", "finish(row0 + r, n, sum[r][j] * 1.01);")
+    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+        assert WRONG in verdicts(engine, VARIANT)
+        assert VARIANT in engine.trust.dropped and VARIANT in engine.trust.line
+        assert VARIANT not in kernels_of(engine)
+        assert "linear/lane_row.f32" in kernels_of(engine)
+        check_answer(engine)
+    assert any(VARIANT in message and "wrong" in message for message in caplog.messages)
+    # The next load starts without it, and asks nothing again; a software device is exempt then.
+    with open_engine(fresh, compiled("llama-tiny"), **ONE_CHUNK) as engine:
+        assert engine.trust.exempt and VARIANT in engine.trust.dropped
+        assert VARIANT not in kernels_of(engine)
+        check_answer(engine)
+
+
+def test_a_variant_that_is_wrong_past_a_tile_is_dropped(
+    fresh: Device, compiled: Compiled, broken: Broken
+) -> None:
+    """Only rows of the last tile of a chunk are wrong."""
+    broken(
+        VARIANT,
+        "finish(row0 + r, n, sum[r][j]);",
+        "finish(row0 + r, n, row0 >= 8u ? sum[r][j] + 0.5 : sum[r][j]);",
+    )
+    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+        assert WRONG in verdicts(engine, VARIANT)
+        assert VARIANT not in kernels_of(engine)
+
+
+def test_a_variant_whose_bits_change_is_dropped(
+    fresh: Device, compiled: Compiled, broken: Broken
+) -> None:
+    """Its numbers are within rounding of the twin's, but depend on how often it ran."""
+    broken(
+        VARIANT,
+        "finish(row0 + r, n, sum[r][j]);",
+        "uint seen = load_word(p.call, 3u); store_word(p.call, 3u, seen + 1u); "
+        "finish(row0 + r, n, sum[r][j] * (1.0 + 1e-7 * float(1u + (seen & 7u))));",
+    )
+    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+        assert UNSTABLE in verdicts(engine, VARIANT)
+        assert VARIANT not in kernels_of(engine)
+        check_answer(engine)
+
+
+def test_d3_a_variant_whose_pipeline_fails_is_replaced(fresh: Device, compiled: Compiled) -> None:
+    """The driver's call returns VK_ERROR_UNKNOWN for one kernel."""
+    fail_kernel(fresh, VARIANT)
+    with open_engine(fresh, compiled("llama-tiny"), **ONE_CHUNK) as engine:
+        assert "could not compile" in engine.trust.dropped[VARIANT]
+        assert VARIANT not in kernels_of(engine)
+        check_answer(engine)
+
+
+def test_d3_without_another_variant_the_error_names_the_kernel(
+    fresh: Device, compiled: Compiled
+) -> None:
+    fail_kernel(fresh, "rms_norm/norm.default")
+    with (
+        pytest.raises(VulkanError, match=r"rms_norm/norm\.default.*could not compile"),
+        open_engine(fresh, compiled("llama-tiny"), **ONE_CHUNK),
+    ):
+        pass
+    assert fresh.allocated_bytes == 0
+
+
+def test_d8_d20_a_subgroup_size_of_zero_takes_plain_kernels(
+    cache: Path, compiled: Compiled, kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver reports size 0, as broken ones do; no kernel with subgroups is made."""
+    from hornito.vk import probe
+
+    real = probe._members
+
+    def members(struct: Any) -> dict[str, Any]:
+        found = real(struct)
+        return {**found, "subgroupSize": 0} if "subgroupSize" in found else found
+
+    monkeypatch.setattr(probe, "_members", members)
+    with open_device("software") as device:
+        assert device.caps.subgroup_size == 1 and not device.caps.subgroup_ops
+        with open_engine(device, compiled("llama-tiny"), **ONE_CHUNK) as engine:
+            for name in kernels_of(engine):
+                assert not capabilities(kernel_files.load_spirv(name)) & SUBGROUP_CAPABILITIES
+            check_answer(engine)
+
+
+SUBGROUP_CAPABILITIES = set(range(61, 69))  # GroupNonUniform and its kinds
+
+
+def capabilities(spirv: bytes) -> set[int]:
+    """Operands of the OpCapability instructions of a module."""
+    words = np.frombuffer(spirv, np.uint32).tolist()
+    found, at = set(), 5
+    while at < len(words):
+        count, opcode = words[at] >> 16, words[at] & 0xFFFF
+        if opcode == 17:
+            found.add(words[at + 1])
+        at += count
+    return found
+
+
+def test_a_kernel_that_takes_the_device_with_it_is_not_used_again(
+    cache: Path, compiled: Compiled, kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver says that the device is lost while a variant is tested."""
+    from hornito.plan.stand import Stand
+
+    with open_device("software") as device:
+        real = Stand._record
+
+        def record(self: Stand, *arguments: Any) -> Any:
+            recorder = real(self, *arguments)
+            if any(d.kernel == VARIANT for d in arguments[1]):
+                lose(device, after=1)
+            return recorder
+
+        monkeypatch.setattr(Stand, "_record", record)
+        with (
+            pytest.raises(DeviceLostError, match=rf"while {VARIANT} was tested.*load again"),
+            open_engine(device, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK),
+        ):
+            pass
+    monkeypatch.setattr(Stand, "_record", real)
+    with (
+        open_device("software") as device,
+        open_engine(device, compiled("llama-tiny"), **ONE_CHUNK) as engine,
+    ):
+        assert VARIANT in engine.trust.dropped
+        assert VARIANT not in kernels_of(engine)
+        check_answer(engine)
+
+
+def test_what_no_time_is_left_for_is_unproven_and_not_used(
+    fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hornito.runtime import settle
+
+    monkeypatch.setattr(settle, "exempt", lambda caps: False)
+    none = KernelPolicy(budget_s=0.0)
+    with open_engine(fresh, compiled("llama-tiny"), policy=none, **ONE_CHUNK) as engine:
+        assert "no time" in engine.trust.dropped[VARIANT]
+        assert VARIANT not in kernels_of(engine)
+        check_answer(engine)
+    # It is no verdict: with time it is tested and used.
+    policy = KernelPolicy(budget_s=None)
+    with open_engine(fresh, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
+        assert VARIANT in kernels_of(engine) and engine.trust.dropped == {}
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"format": 1}', '{"format": 99}', "\x00\xff"])
+def test_damaged_records_are_ignored(cache: Path, fresh: Device, damage: str) -> None:
+    kept = DeviceRecords.load(fresh.info)
+    kept.verdicts["key"] = Verdict("a/b.c", "shape", GOOD, "", 20, 0.0)
+    kept.save()
+    assert DeviceRecords.load(fresh.info).verdicts == kept.verdicts
+    assert [path.name for path in kept.path.parent.glob("kernels-*")] == [kept.path.name]
+    kept.path.write_text(damage, encoding="utf-8")
+    assert DeviceRecords.load(fresh.info).verdicts == {}
+    kept.save()  # and replaced in one step
+    assert json.loads(kept.path.read_text())["format"] == 1
+
+
+def test_records_are_of_one_driver_and_one_spirv(fresh: Device, broken: Broken) -> None:
+    good = records_module.verdict_key(VARIANT, "shape")
+    kept = DeviceRecords.load(fresh.info)
+    kept.verdicts[good] = Verdict(VARIANT, "shape", WRONG, "by a mile", 20, 9.0)
+    kept.save()
+    assert DeviceRecords.load(fresh.info).dropped([VARIANT]) == {VARIANT: "wrong: by a mile"}
+    newer = replace(fresh.info, driver_version=fresh.info.driver_version + 1)
+    assert DeviceRecords.load(newer).verdicts == {}
+    broken(VARIANT, "sum[r][j] = 0.0;", "sum[r][j] = 1.0;")
+    assert records_module.verdict_key(VARIANT, "shape") != good
+    assert DeviceRecords.load(fresh.info).dropped([VARIANT]) == {}
+
+
+def test_difference() -> None:
+    one = np.array([3.0, 4.0, np.nan, np.inf], np.float32)
+    two = np.array([3.0, 4.5, np.nan, np.inf], np.float32)
+    assert difference(one.tobytes(), one.tobytes()) == 0.0
+    got = difference(two.tobytes(), one.tobytes())
+    assert got == pytest.approx(0.5 / np.sqrt(12.5))
+    two[0] = np.nan
+    assert difference(two.tobytes(), one.tobytes()) == np.inf
+    halves = np.array([1.0, 2.0], np.float16)
+    assert difference(halves.tobytes(), (2 * halves).tobytes(), half=True) > 0.5
