@@ -17,11 +17,12 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from hornito.cli.main import main
-from hornito.compiler import build_graph, compile_source
+from hornito.compiler import build_graph, compile_source, source_support
 from hornito.errors import FormatError, UnsupportedError
 from hornito.graph.graph import Graph
 from hornito.graph.weights import load_all
 from hornito.importers import open_source
+from hornito.importers.source import SourceNode
 from hornito.package import open_package
 from onnx_decoder import run_graph, save
 from onnx_samples import checkpoint, expected, unpack
@@ -197,7 +198,69 @@ def test_a2_single_pair_and_merged_files_are_one_graph(tmp_path: Path) -> None:
     same_graph(raised(tmp_path / "merged"), whole)
     report = open_source(tmp_path / "merged")
     assert report.patterns["branch resolved"] == 1
-    assert [(n.name, n.op) for n in report.nodes] == [("optimum::if", "If")]
+    inner = [(n.name or n.output[0], n.op_type) for n in model.graph.node]
+    assert [(n.name, n.op) for n in report.nodes] == [
+        ("optimum::if", "If"),
+        *((f"optimum::if/else_branch/{name}", op) for name, op in inner),
+        *((f"optimum::if/then_branch/{name}", op) for name, op in inner),
+    ]
+    reasons = {n.folded for n in report.nodes if "/else_branch/" in n.name}
+    assert reasons == {"in a branch that is not taken"}
+    taken = [n for n in report.nodes if "/then_branch/" in n.name]
+    assert sum(not n.folded for n in taken) == sum(not n.folded for n in open_source(pair).nodes)
+
+
+# -- Inputs by role -------------------------------------------------------------------------
+
+
+def split_embedding(model: onnx.ModelProto, folder: Path, variant: str = "") -> Path:
+    """The decoder with inputs_embeds, its table in embed_tokens.onnx beside it."""
+    model = copy.deepcopy(model)
+    (gather,) = (n for n in model.graph.node if "input_ids" in n.input and n.op_type == "Gather")
+    (ids,) = (i for i in model.graph.input if i.name == "input_ids")
+    (table,) = (t for t in model.graph.initializer if t.name == gather.input[0])
+    embeds = helper.make_tensor_value_info("inputs_embeds", 1, ["b", "n", table.dims[1]])
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["w", "input_ids"], ["inputs_embeds"], name="/Gather")],
+        "embedding",
+        [copy.deepcopy(ids)],
+        [embeds],
+        [numpy_helper.from_array(numpy_helper.to_array(table), "w")],
+    )
+    opsets = [helper.make_opsetid("", 18)]
+    folder.mkdir(parents=True, exist_ok=True)
+    save(helper.make_model(graph, opset_imports=opsets), folder / f"embed_tokens{variant}.onnx")
+    old = gather.output[0]
+    for node in model.graph.node:
+        node.input[:] = ["inputs_embeds" if i in (old, "input_ids") else i for i in node.input]
+    model.graph.node.remove(gather)
+    model.graph.input.remove(ids)
+    model.graph.input.insert(0, embeds)
+    return save(model, folder / f"decoder_model_merged{variant}.onnx")
+
+
+@pytest.mark.parametrize("variant", ["", "_q4"])
+def test_embeddings_as_input(tmp_path: Path, variant: str) -> None:
+    model = load("llama-tiny", tmp_path / "single")
+    path = split_embedding(model, tmp_path / "split", variant)
+    same_graph(raised(path), raised(tmp_path / "single"))
+    source = open_source(path)
+    assert source.nodes[0] == SourceNode(f"embed_tokens{variant}.onnx//Gather", "Gather")
+    report = source_support(path)
+    assert report["summary"]["coverage"] == 1.0
+    assert report["source_nodes"][0]["raised_into"] == ["embedding"]
+    if not variant:
+        same_graph(raised(tmp_path / "split"), raised(tmp_path / "single"))
+
+
+def test_embeddings_as_input_without_their_table(tmp_path: Path) -> None:
+    path = split_embedding(load("llama-tiny", tmp_path), tmp_path / "split")
+    (path.parent / "embed_tokens.onnx").unlink()
+    with pytest.raises(UnsupportedError, match=r"is not beside it: embed_tokens\.onnx"):
+        open_source(path)
+    save(load("llama-tiny", tmp_path), path.parent / "embed_tokens.onnx")
+    with pytest.raises(UnsupportedError, match="an embedding of tokens takes input_ids"):
+        open_source(path)
 
 
 def traced_at_one_token(model: onnx.ModelProto) -> onnx.ModelProto:

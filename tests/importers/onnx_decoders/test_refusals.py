@@ -115,7 +115,7 @@ def test_opsets(tmp_path: Path, version: int, supported: bool) -> None:
 def test_inputs_that_make_it_no_decoder(tmp_path: Path) -> None:
     model = load("gpt2-tiny", tmp_path)
     for name, message in (
-        ("inputs_embeds", "takes inputs_embeds instead of input_ids"),
+        ("inputs_embeds", "takes inputs_embeds instead of input_ids, and the file"),
         ("pixels", "no input named input_ids: not a decoder. Inputs: pixels"),
     ):
         old, model.graph.input[0].name = model.graph.input[0].name, name

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hornito.errors import UnsupportedError
+from hornito.importers.onnx.embedding import with_embedding
 from hornito.importers.onnx.facts import completed, described, model_type, restore
 from hornito.importers.onnx.finish import Lifted, finish
 from hornito.importers.onnx.folder import (
@@ -38,7 +39,7 @@ def lift_file(path: Path, *, allow_no_past: bool = False) -> tuple[Model, Lift, 
         FormatError: the file is malformed.
         UnsupportedError: it is no decoder with a past, or nodes have no counterpart.
     """
-    model = read_model(path)
+    model = with_embedding(read_model(path))
     cx = Lift(model, find_roles(model, allow_no_past=allow_no_past))
     cx.run()
     return model, cx, finish(cx)

@@ -42,6 +42,10 @@ def coverage(cx: Lift, live: dict[str, Raised]) -> Coverage:
         seen |= found
         names = dict.fromkeys(cx.nodes[i].source for i in sorted(found))
         result.covers[raised.id] = list(names)
+    evaluated = {node.source for node in cx.nodes}
+    for name, _ in cx.model.source_nodes:
+        if name not in evaluated:
+            result.folded[name] = "in a branch that is not taken"
     reached = _reached(cx)
     covered = {cx.nodes[i].source for i in seen}
     for index, node in enumerate(cx.nodes):

@@ -65,9 +65,14 @@ def _twin(model: Path) -> Path | None:
     return twin if model.name == WITH_PAST and twin.is_file() else None
 
 
-def _genai_file(folder: Path) -> Path | None:
-    decoder = genai_config(folder).get("decoder")
-    name = decoder.get("filename") if isinstance(decoder, dict) else None
+def genai_embedding(folder: Path) -> Path | None:
+    """The file of the embedding that genai_config.json names, if it names one that is there."""
+    return _genai_file(folder, "embedding")
+
+
+def _genai_file(folder: Path, part: str = "decoder") -> Path | None:
+    facts = genai_config(folder).get(part)
+    name = facts.get("filename") if isinstance(facts, dict) else None
     if not isinstance(name, str) or "/" in name or "\\" in name or name.startswith("."):
         return None
     return folder / name if (folder / name).is_file() else None

@@ -97,7 +97,7 @@ def read_model(path: Path) -> Model:
             "Export the model again with a newer opset"
         )
     reader = TensorReader(path, onnx)
-    parser = _Parser(path, onnx, proto, reader)
+    parser = _Parser(path, onnx, proto, reader, branches_apart=True)
     constants = parser.initialisers(graph)
     nodes = parser.nodes(graph.node, depth=0)
     model = Model(
@@ -110,7 +110,7 @@ def read_model(path: Path) -> Model:
         outputs=[o.name for o in graph.output],
         producer=f"{proto.producer_name} {proto.producer_version}".strip(),
         files=reader.files,
-        source_nodes=[(parser.label(n, i), n.op_type) for i, n in enumerate(graph.node)],
+        source_nodes=parser.listed,
     )
     model.nodes = sorted_nodes(path, nodes, {*model.inputs, *constants})
     return model
@@ -128,7 +128,7 @@ def read_graph(
     Raises:
         FormatError, UnsupportedError: as `read_model`.
     """
-    parser = _Parser(path, onnx, proto, TensorReader(path, onnx))
+    parser = _Parser(path, onnx, proto, TensorReader(path, onnx), branches_apart=False)
     constants = parser.initialisers(proto.graph)
     nodes = parser.nodes(proto.graph.node, depth=0)
     return sorted_nodes(path, nodes, {*known, *constants}), constants
@@ -140,13 +140,22 @@ def _declared(value: Any) -> tuple[int | str, ...]:
 
 
 class _Parser:
-    """Turns protobuf nodes into `OpNode`s, with functions inlined."""
+    """Turns protobuf nodes into `OpNode`s, with functions inlined.
 
-    def __init__(self, path: Path, onnx: Any, proto: Any, reader: TensorReader) -> None:
+    Attributes:
+        listed: name and op of every node of the file. Nodes of functions are their call; those of
+            branches are their own with `branches_apart`, else the node with the branch.
+    """
+
+    def __init__(
+        self, path: Path, onnx: Any, proto: Any, reader: TensorReader, *, branches_apart: bool
+    ) -> None:
         self.path = path
         self.onnx = onnx
         self.reader = reader
         self.functions = {(f.domain, f.name): f for f in proto.functions}
+        self.branches_apart = branches_apart
+        self.listed: list[tuple[str, str]] = []
         self.count = 0
 
     def label(self, node: Any, index: int) -> str:
@@ -163,7 +172,9 @@ class _Parser:
             raise UnsupportedError(f"{self.path}: sparse initialisers are not supported")
         return found
 
-    def nodes(self, protos: Iterable[Any], depth: int, source: str = "") -> list[OpNode]:
+    def nodes(
+        self, protos: Iterable[Any], depth: int, source: str = "", prefix: str = ""
+    ) -> list[OpNode]:
         if depth > MAX_DEPTH:
             raise FormatError(f"{self.path}: functions or branches nest deeper than {MAX_DEPTH}")
         result: list[OpNode] = []
@@ -171,7 +182,9 @@ class _Parser:
             self.count += 1
             if self.count > MAX_NODES:
                 raise FormatError(f"{self.path}: more than {MAX_NODES} nodes")
-            label = self.label(proto, index)
+            label = prefix + self.label(proto, index)
+            if not source:
+                self.listed.append((label, str(proto.op_type)))
             node = OpNode(
                 op=proto.op_type,
                 domain=proto.domain,
@@ -203,7 +216,8 @@ class _Parser:
         if attribute.type == kinds.GRAPH:
             graph = attribute.g
             constants = self.initialisers(graph)
-            nodes = self.nodes(graph.node, depth + 1, source)
+            apart = f"{source}/{attribute.name}/" if self.branches_apart else ""
+            nodes = self.nodes(graph.node, depth + 1, "" if apart else source, apart)
             return Branch(tuple(nodes), constants, tuple(o.name for o in graph.output))
         if attribute.type == kinds.FLOAT:
             return float(attribute.f)

@@ -21,7 +21,8 @@ _PAST = [
     re.compile(r"cache[._](?P<part>key|value)[._](?P<layer>\d+)$"),
 ]
 _PRESENT = re.compile(r"present|updated_|^(key|value)_cache|new_(key|value)", re.IGNORECASE)
-IDS, MASK, POSITIONS = "input_ids", "attention_mask", "position_ids"
+IDS, EMBEDS = "input_ids", "inputs_embeds"
+MASK, POSITIONS = "attention_mask", "position_ids"
 _KNOWN = (IDS, MASK, POSITIONS, "cache_position", "use_cache_branch", "write_indices")
 
 
@@ -49,11 +50,6 @@ def find_roles(model: Model, *, allow_no_past: bool = False) -> Roles:
     where = model.path
     if IDS not in model.inputs:
         has = ", ".join(model.inputs) or "none"
-        if "inputs_embeds" in model.inputs:
-            raise UnsupportedError(
-                f"{where}: it takes inputs_embeds instead of input_ids: the embedding lies in "
-                "another file. Export the text decoder with its embedding (input_ids)"
-            )
         raise UnsupportedError(f"{where}: no input named {IDS}: not a decoder. Inputs: {has}")
     if "encoder_hidden_states" in model.inputs:
         raise UnsupportedError(f"{where}: a decoder with cross-attention is not supported")
