@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -97,6 +98,7 @@ def support_report(
             "coverage": 1.0,
             "graph_nodes_before_passes": before,
             "graph_nodes": len(graph.nodes),
+            "graph_nodes_per_layer": nodes_per_layer(graph),
         },
         "patterns": dict(patterns or {}),
         "passes": dict(passes),
@@ -106,6 +108,12 @@ def support_report(
         ],
         "source_nodes": rows,
     }
+
+
+def nodes_per_layer(graph: Graph) -> int:
+    """Nodes of the largest layer; those of a layer are named `layerN.*`."""
+    layers = Counter(node.name.partition(".")[0] for node in graph if node.name.startswith("layer"))
+    return max(layers.values(), default=0)
 
 
 def unsupported_report(error: UnsupportedError) -> dict[str, Any]:

@@ -96,7 +96,9 @@ def run(arguments: argparse.Namespace) -> int:
     if summary["source_nodes"]:
         print(
             f"source nodes: {summary['source_nodes']}, {summary['raised']} of them run on Vulkan,"
-            f" {summary['folded']} folded at import"
+            f" {summary['folded']} folded at import; raised to"
+            f" {summary['graph_nodes_before_passes']} nodes, {summary['graph_nodes']} after passes"
+            f" ({summary['graph_nodes_per_layer']} a layer)"
         )
     if quality is not None:
         print(f"quality: {describe_quality(quality.label)}")

@@ -91,8 +91,10 @@ def test_every_node_is_covered(named: tuple[str, Path, Source]) -> None:
         assert row["raised_into"] or row["reason"].startswith("folded at import: ")
     raised_ops = {row["op"] for row in report["source_nodes"] if row["raised_into"]}
     assert not raised_ops & {"Constant", "Shape"}
-    layers = summary["graph_nodes"] / source.config["num_hidden_layers"]
-    assert layers <= LAYER_BUDGET.get(source.model_type, 14)
+    budget = LAYER_BUDGET.get(source.model_type, 14)
+    assert 8 <= summary["graph_nodes_per_layer"] <= budget
+    assert summary["graph_nodes"] / source.config["num_hidden_layers"] <= budget
+    assert summary["graph_nodes_before_passes"] > summary["graph_nodes"]
 
 
 def test_the_reference_evaluator_gives_the_golden(named: tuple[str, Path, Source]) -> None:
