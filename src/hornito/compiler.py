@@ -19,10 +19,11 @@ from hornito.graph.graph import Graph, Weight
 from hornito.graph.passes import PassReport, run_passes
 from hornito.graph.storage import KEEP, assign_formats, check_choice, format_counts
 from hornito.importers import Source, open_source
-from hornito.ops.base import head_ids
+from hornito.ops.base import BLOCK_POSITIONS, head_ids
 from hornito.ops.rope import original_max
 from hornito.package import open_package, write_package
 from hornito.package.writer import TensorData
+from hornito.plan.plan import kv_kinds, weight_sizes
 from hornito.progress import NullProgress, Progress
 from hornito.provenance import remember_source, source_files, source_hash
 from hornito.quant.formats import weight_format
@@ -344,7 +345,25 @@ def _support(
         ),
         "tensors_in_file": len(source.file_tensor_names),
         "tensors_used": len(_tensors_used(graph)),
+        "memory": memory_facts(graph),
         "warnings": list(source.warnings),
+    }
+
+
+def memory_facts(graph: Graph) -> dict[str, Any]:
+    """Bytes on a device that do not depend on it: weights, and KV by kind of layer. A kind with a
+    window keeps about so many positions, whatever the context."""
+    return {
+        "weights": sum(weight_sizes(graph).values()),
+        "kv": [
+            {
+                "layers": len(kind.layers),
+                "window": kind.window,
+                "bytes_per_position_fp16": kind.block_bytes // BLOCK_POSITIONS,
+                "bytes_per_position_fp32": 2 * kind.block_bytes // BLOCK_POSITIONS,
+            }
+            for kind in kv_kinds(graph, half=True)
+        ],
     }
 
 

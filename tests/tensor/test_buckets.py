@@ -77,6 +77,8 @@ def test_graphs_of_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert data["summary"]["source_nodes"] == 6 and data["summary"]["raised"] == 6
     assert [b["name"] for b in data["buckets"]] == names
     assert {row["bucket"] for row in data["source_nodes"]} == set(names)
+    assert data["buckets"][1]["memory"]["inputs"] == 4 * 8 * 4
+    assert data["buckets"][1]["memory"]["activations"] >= 4 * 4 * 4
     for file in (out, report):
         assert main(["check", str(file)]) == 0
         assert "6 nodes of the source" in capsys.readouterr().out

@@ -25,7 +25,7 @@ from hornito.tensor.graph import (
 )
 
 if TYPE_CHECKING:
-    from hornito.vk.caps import Caps
+    from hornito.tensor.plan import GroupLimits
 
 PUSH = Push(
     "a:u64 b:u64 c:u64 result:u64 table:u64 status:u64 "
@@ -85,7 +85,7 @@ class TensorLowering:
     """The dispatches of a graph, the tables they read and the values they use."""
 
     graph: TensorGraph
-    caps: Caps
+    caps: GroupLimits
     dispatches: list[Dispatch] = field(default_factory=list)
     tables: list[npt.NDArray[np.uint32]] = field(default_factory=list)
     table_words: int = 0

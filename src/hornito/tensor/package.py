@@ -18,6 +18,7 @@ from hornito.progress import NullProgress, Progress
 from hornito.support import BACKEND, SUPPORTED
 from hornito.tensor.buckets import Bucket
 from hornito.tensor.graph import FLOATS, KIND, SIGNED, TensorGraph, Words
+from hornito.tensor.plan import memory_facts
 
 if TYPE_CHECKING:
     from hornito.importers.onnx_generic import Binding, GenericModel, Parsed
@@ -170,6 +171,7 @@ def support(model: GenericModel) -> dict[str, Any]:
         },
         "patterns": {},
         "passes": {},
+        "memory": memory_facts(graph),
         "nodes": [
             {"name": n.name, "op": f"tensor.{n.op}", "backend": BACKEND, "covers": [n.source]}
             for n in graph.nodes
@@ -195,14 +197,14 @@ def _joined(reports: Mapping[str, dict[str, Any]], buckets: Sequence[Bucket]) ->
         return [{"bucket": n, **row} for n, part in reports.items() for row in part[key]]
 
     return {
-        **parts[0],
+        **{key: value for key, value in parts[0].items() if key != "memory"},
         "summary": {
             **{key: sum(c[key] for c in counts) for key in counts[0] if key != "coverage"},
             "coverage": min(c["coverage"] for c in counts),
         },
         "buckets": [
-            {**_described(bucket), "summary": summary}
-            for bucket, summary in zip(buckets, counts, strict=True)
+            {**_described(bucket), "summary": part["summary"], "memory": part["memory"]}
+            for bucket, part in zip(buckets, parts, strict=True)
         ],
         "nodes": rows("nodes"),
         "source_nodes": rows("source_nodes"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,34 @@ from hornito.plan.plan import Program
 from hornito.tensor.graph import TensorGraph
 from hornito.tensor.kernels import TensorLowering
 
-if TYPE_CHECKING:
-    from hornito.vk.caps import Caps
+
+class GroupLimits(Protocol):
+    """The one fact of a device that lowering asks for (`hornito.vk.caps.Caps` has it)."""
+
+    @property
+    def max_workgroup_count(self) -> tuple[int, int, int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Least:
+    """What every Vulkan device allows."""
+
+    max_workgroup_count: tuple[int, int, int] = (65535, 65535, 65535)
+
+
+def memory_facts(graph: TensorGraph) -> dict[str, int]:
+    """Bytes on a device, by purpose; lowers the graph as for one with the least limits.
+
+    Raises:
+        FormatError: a node does not fit its operands.
+    """
+    plan = build_tensor_plan(graph, Least())
+    return {
+        "constants": sum(plan.constants.values()) + plan.tables.nbytes,
+        "inputs": sum(plan.inputs.values()),
+        "activations": plan.arena.total,
+        "dispatches": len(plan.program.dispatches),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +70,7 @@ class TensorPlan:
 
 def build_tensor_plan(
     graph: TensorGraph,
-    caps: Caps,
+    caps: GroupLimits,
     *,
     guard: int = 0,
     barrier_everywhere: bool = False,

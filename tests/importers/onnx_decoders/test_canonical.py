@@ -91,6 +91,11 @@ def test_every_node_is_covered(named: tuple[str, Path, Source]) -> None:
         assert row["raised_into"] or row["reason"].startswith("folded at import: ")
     raised_ops = {row["op"] for row in report["source_nodes"] if row["raised_into"]}
     assert not raised_ops & {"Constant", "Shape"}
+    config, kinds = source.config, report["memory"]["kv"]
+    assert sum(kind["layers"] for kind in kinds) == config["num_hidden_layers"]
+    per_layer = 2 * config["num_key_value_heads"] * config["head_dim"] * 4
+    assert all(k["bytes_per_position_fp32"] == k["layers"] * per_layer for k in kinds)
+    assert report["memory"]["weights"] > 0
     budget = LAYER_BUDGET.get(source.model_type, 14)
     assert 8 <= summary["graph_nodes_per_layer"] <= budget
     assert summary["graph_nodes"] / source.config["num_hidden_layers"] <= budget
