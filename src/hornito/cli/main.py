@@ -31,6 +31,7 @@ VERBS = {
     "check": "say whether every node of a model runs on the GPU, and name those that don't",
     "verify": "check every byte of a package",
     "bench": "measure prompt and generation speed",
+    "tune": "find out which precision is best for a model on this device",
     "profile": "show where the GPU's time goes, by kernel",
     "devices": "list the Vulkan devices of this machine",
     "doctor": "check Vulkan, drivers and devices, and say what to do next",

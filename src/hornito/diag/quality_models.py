@@ -60,7 +60,7 @@ def measure_models(
         UsageError: a model has no reference, or can't be written.
         UnsupportedError, PackageError, FormatError, DeviceMemoryError: as for `hornito.load`.
     """
-    paths = [_package(name, weights, progress) for name in models]
+    paths = [package_of(name, weights, progress) for name in models]
     for path in paths:
         if options.store and not os.access(path.resolve().parent, os.W_OK):
             raise UsageError(f"{path} can't be written; --no-store only prints its quality")
@@ -87,7 +87,12 @@ def measure_models(
     return text, found, line
 
 
-def _package(model: str, weights: str | None, progress: Progress) -> Path:
+def package_of(model: str, weights: str | None, progress: Progress) -> Path:
+    """The package that a MODEL argument means; a source is compiled into the cache.
+
+    Raises:
+        UsageError: there is no such model, or a package holds other weights.
+    """
     path = resolve_model(model, weights)
     if not is_package(path):
         return compile_cached(path, weights, progress)

@@ -1,0 +1,180 @@
+"""Which precision a model should run at on this device: the speed of each, and what it costs.
+
+Half-precision operands win on some devices and lose on others. Nothing is switched by itself: the
+report recommends, and `--precision` chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import hornito
+from hornito.diag.bench import BenchRow, bench
+from hornito.diag.quality import Quality, evaluate
+from hornito.errors import UsageError
+from hornito.progress import Progress
+from hornito.vk.device import open_device
+
+if TYPE_CHECKING:
+    from hornito.api import LLM
+
+TIERS = ("high", "normal")
+MARGIN = 0.03
+"""A tier must be that much faster before it displaces one that is closer to the reference."""
+
+MOST_KL = 0.01
+"""Mean divergence from `high`, in nats, up to which a faster tier is recommended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much is measured: tokens of a prompt, of an answer, and of a text in windows."""
+
+    prompt: int
+    answer: int
+    text: int
+    window: int
+    runs: int
+
+
+DEFAULT = Amounts(prompt=512, answer=64, text=1024, window=256, runs=3)
+SOFTWARE = Amounts(prompt=64, answer=8, text=128, window=64, runs=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """A precision on this device: tokens a second, and how far it is from `high`.
+
+    Attributes:
+        quality: None for `high` itself.
+    """
+
+    precision: str
+    kv: str
+    prompt: float
+    decode: float
+    quality: Quality | None
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionReport:
+    """The tiers, which one is recommended, and why."""
+
+    model: str
+    weights: str
+    device: str
+    tokens: int
+    tiers: tuple[Tier, ...]
+    recommended: str
+    reason: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON types."""
+        return asdict(self)
+
+
+def tune_precision(
+    package: Path,
+    *,
+    model: str,
+    device: str | None,
+    text: str | Path | None,
+    progress: Progress,
+    amounts: Amounts | None = None,
+) -> PrecisionReport:
+    """Measure every tier and recommend one.
+
+    Args:
+        package: the model.
+        model: its name in the report.
+        device: as `hornito.load` takes it.
+        text: what `normal` is compared with `high` on; a text of our own by default.
+        amounts: by default chosen by the kind of device.
+
+    Raises:
+        UsageError: the package has no tokenizer, or the text is too short.
+        DeviceMemoryError: two copies of the model do not fit the device.
+    """
+    rows: dict[str, tuple[BenchRow, BenchRow]] = {}
+    kv: dict[str, str] = {}
+    line = weights = ""
+    for precision in TIERS:
+        with hornito.load(package, device=device, precision=precision, progress=progress) as llm:
+            amounts = amounts or (SOFTWARE if llm.device_kind == "software" else DEFAULT)
+            rows[precision] = _speed(llm, model, amounts, progress)
+            kv[precision] = "fp16" if llm.engine.options.kv_half else "fp32"
+            line, weights = llm.device_line, str(llm.package_manifest.quant.get("weights"))
+    if amounts is None:
+        raise UsageError("no tier was measured")
+    tokens, quality = _against_high(package, kv, device, text, amounts, progress)
+    tiers = tuple(
+        Tier(name, kv[name], rows[name][0].median, rows[name][1].median, quality.get(name))
+        for name in TIERS
+    )
+    recommended, reason = recommend(tiers)
+    return PrecisionReport(model, weights, line, tokens, tiers, recommended, reason)
+
+
+def _speed(llm: LLM, model: str, amounts: Amounts, progress: Progress) -> tuple[BenchRow, BenchRow]:
+    prompt = min(amounts.prompt, llm.context)
+    answer = min(amounts.answer, llm.context - 1)
+    found = bench(
+        llm,
+        model=model,
+        load_seconds=0.0,
+        prompts=[prompt],
+        generate=[answer],
+        depths=[0],
+        runs=amounts.runs,
+        progress=progress,
+    )
+    return found.rows[0], found.rows[1]
+
+
+def _against_high(
+    package: Path,
+    kv: dict[str, str],
+    device: str | None,
+    text: str | Path | None,
+    amounts: Amounts,
+    progress: Progress,
+) -> tuple[int, dict[str, Quality]]:
+    """Scored tokens, and each other tier beside `high`."""
+    found, scored = {}, 0
+    own = resources.files("hornito") / "quant" / "calibration.txt"
+    with resources.as_file(own) as default, open_device(device) as opened:
+        for precision in TIERS[1:]:
+            read, (row,) = evaluate(
+                opened,
+                package,
+                [(precision, package)],
+                text or default,
+                window=amounts.window,
+                tokens=amounts.text,
+                precision=precision,
+                kv=kv[precision],
+                progress=progress,
+            )
+            found[precision], scored = row.quality, read.scored
+    return scored, found
+
+
+def recommend(tiers: Sequence[Tier]) -> tuple[str, str]:
+    """The tier to run at, and why; the first one is the reference of the others."""
+    best, why = tiers[0], "nothing else is faster"
+    for tier in tiers[1:]:
+        prompt, decode = tier.prompt / tiers[0].prompt, tier.decode / tiers[0].decode
+        speeds = f"prompts at {prompt:.2f} and decoding at {decode:.2f} times the speed of high"
+        if tier.quality is None or not tier.quality.kl_mean <= MOST_KL:
+            why = f"{tier.precision} changes too much (mean KL above {MOST_KL})"
+        elif min(prompt, decode) < 1 - MARGIN:
+            why = f"{tier.precision} is slower: {speeds}"
+        elif max(prompt, decode) < 1 + MARGIN:
+            why = f"{tier.precision} is no faster: {speeds}"
+        else:
+            best, why = tier, speeds
+    return best.precision, why

@@ -1,0 +1,69 @@
+"""`hornito tune --precision`: both tiers are measured, one is recommended, none is switched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornito.cli.main import main
+from hornito.diag import tune_precision
+from hornito.diag.quality import Quality
+from hornito.diag.tune_precision import Amounts, Tier, recommend
+from text_model import write_text_model
+
+CLOSE = Quality(10.0, 10.0, 1e-5, 1e-4, 1e-3, 0.999)
+HIGH = Tier("high", "fp32", 100.0, 50.0, None)
+NORMAL = Tier("normal", "fp16", 300.0, 50.0, CLOSE)
+
+
+@pytest.mark.gpu
+def test_both_tiers_are_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HORNITO_CACHE", str(tmp_path / "cache"))
+    amounts = Amounts(prompt=16, answer=4, text=64, window=32, runs=1)
+    monkeypatch.setattr(tune_precision, "SOFTWARE", amounts)
+    monkeypatch.setattr(tune_precision, "DEFAULT", amounts)
+    model = write_text_model(tmp_path / "m.gguf")
+    assert main(["tune", str(model), "--precision", "--weights", "int8", "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert [(t["precision"], t["kv"]) for t in found["tiers"]] == [
+        ("high", "fp32"),
+        ("normal", "fp16"),
+    ]
+    assert all(tier["prompt"] > 0 and tier["decode"] > 0 for tier in found["tiers"])
+    assert found["tiers"][0]["quality"] is None
+    assert 0 < found["tiers"][1]["quality"]["kl_mean"] < 0.1
+    assert found["weights"] == "int8" and found["tokens"] == 30
+    assert found["recommended"] in ("high", "normal") and found["reason"]
+    (tmp_path / "t.txt").write_text("one two three " * 40)
+    assert main(["tune", str(model), "--precision", "--text", str(tmp_path / "t.txt")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("recommended: --precision ")
+    assert sum(line.startswith(("| high |", "| normal |")) for line in lines) == 2
+
+
+def test_there_is_no_low_precision(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m.vxm", "x", "--precision", "low"]) == 2
+    assert "'low' is none of high, normal" in capsys.readouterr().err
+    assert main(["tune", "m.vxm"]) == 2
+    assert "say what to tune" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("normal", "recommended", "why"),
+    [
+        (NORMAL, "normal", "prompts at 3.00"),
+        (replace(NORMAL, prompt=101.0), "high", "no faster"),
+        (replace(NORMAL, decode=40.0), "high", "slower"),
+        (replace(NORMAL, quality=replace(CLOSE, kl_mean=0.5)), "high", "changes too much"),
+        (replace(NORMAL, quality=replace(CLOSE, kl_mean=float("nan"))), "high", "too much"),
+    ],
+)
+def test_recommendations(normal: Tier, recommended: str, why: str) -> None:
+    found, reason = recommend((HIGH, normal))
+    assert found == recommended and why in reason
