@@ -1,0 +1,1 @@
+"""`hornito serve`: one model for many clients, over OpenAI's HTTP interface."""

@@ -1,0 +1,363 @@
+"""The work of the scheduler on one loaded model, round by round; all of it in one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from hornito.answer import Answer
+from hornito.errors import DeviceLostError, DeviceMemoryError, HornitoError
+from hornito.runtime.decode import DecodeRun
+from hornito.runtime.prompt_scores import score_rows
+from hornito.runtime.results import Timings
+from hornito.runtime.sampler import Sampler
+from hornito.serve.prefix_cache import PrefixCache
+from hornito.serve.work import Job, Queue, Scores, Started
+
+if TYPE_CHECKING:
+    from hornito.api import LLM
+    from hornito.runtime.engine import Record
+    from hornito.runtime.session import Session
+
+T = TypeVar("T")
+
+CHUNK_SECONDS = 0.25
+"""Time that a chunk of a prompt may take while answers are being made."""
+
+CROWDED = 4
+"""Part of the usual steps of a submission that is made while prompts wait behind it."""
+
+
+class Watch(Protocol):
+    """What is told about the work, for metrics."""
+
+    def first_token(self, seconds: float) -> None:
+        """An answer's first token came so long after its request."""
+
+    def finished(self, outcome: str, job: Job) -> None:
+        """An answer ended: with a finish reason, `cancelled` or `failed`."""
+
+
+class NoWatch:
+    """Looks at nothing."""
+
+    def first_token(self, seconds: float) -> None:
+        """Ignored."""
+
+    def finished(self, outcome: str, job: Job) -> None:
+        """Ignored."""
+
+
+class Rounds:
+    """Answers that share an engine.
+
+    In each round, one submission of decode steps carries a row for every answer that is being made,
+    and one chunk of one prompt is evaluated behind it. So long prompts do not hold up streams, nor
+    streams prompts. What a request fails of ends that request alone.
+
+    Attributes:
+        running: answers that have a slot; the first is the next whose prompt goes on.
+        cache: what later prompts start from.
+    """
+
+    def __init__(self, llm: LLM, queue: Queue, cache: PrefixCache, watch: Watch) -> None:
+        self.llm = llm
+        self.cache = cache
+        self.running: list[Job] = []
+        self._queue = queue
+        self._watch = watch
+        self._run: DecodeRun | None = None
+        self._rows: list[Job] = []  # of the run
+        self._changed = False  # answers came or went: the run has to be made anew
+        self._row_seconds = 0.0  # of a row of a chunk, as measured
+        self._ahead = 1 if llm.device_kind == "software" else 2
+        buckets = llm.engine.plan.buckets
+        self._most = min(
+            llm.engine.options.slots, max(rows for kind, rows in buckets if kind == "batch")
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs or waits."""
+        return not self.running and not len(self._queue)
+
+    def round(self) -> None:
+        """Begin what can begin; a submission of steps, a chunk of a prompt, what came of both.
+
+        Raises:
+            DeviceLostError: the device is gone; so are all sessions.
+        """
+        self._drop_cancelled()
+        self._admit()
+        self._submit_steps()
+        self._prefill()
+        self._take_steps()
+
+    def fail_all(self, error: HornitoError) -> None:
+        """End every answer that runs."""
+        self._stop_run()
+        for job in list(self.running):
+            self._fail(job, error)
+
+    def close(self) -> None:
+        """End the run and forget what was kept."""
+        self._stop_run()
+        self.cache.clear()
+
+    # -- coming and going ---------------------------------------------------------------------
+
+    def _drop_cancelled(self) -> None:
+        for job in self._queue.drop(lambda job: job.group.cancelled):
+            self._watch.finished("cancelled", job)
+            self._leave_group(job)
+        for job in [job for job in self.running if job.group.cancelled]:
+            if job in self._rows:
+                self._changed = True  # its session closes when what is in flight has come back
+            else:
+                self._retire(job, "cancelled")
+
+    def _admit(self) -> None:
+        while len(self.running) < self._most and self.llm.engine.free_slots:
+            job = self._queue.take(self.running)
+            if job is None:
+                return
+            job.session = self.llm.session()
+            job.sampler = Sampler.start(job.work.params, len(job.work.ids))
+            self.running.append(job)
+            if job.work.scores is None:
+                job.cached = job.evaluated = self.cache.start(job.session, job.work.ids)
+
+    def _retire(self, job: Job, outcome: str) -> None:
+        """Give the slot of an answer back, and keep what it evaluated."""
+        self.running.remove(job)
+        assert job.session is not None
+        if outcome != "failed":
+            self.cache.keep(job.session)
+        job.session.close()
+        self._watch.finished(outcome, job)
+        self._leave_group(job)
+
+    def _leave_group(self, job: Job) -> None:
+        group = job.group
+        group.jobs.remove(job)
+        if group.snapshot is not None and not any(other.session is None for other in group.jobs):
+            group.snapshot.release()
+            group.snapshot = None
+
+    def _fail(self, job: Job, error: HornitoError) -> None:
+        self._retire(job, "failed")
+        job.tell(error)
+
+    def _with_room(self, action: Callable[[], T]) -> T:
+        """Do something that needs KV blocks; kept prefixes give way to it."""
+        while True:
+            try:
+                return action()
+            except DeviceMemoryError:
+                if not self.cache.evict():
+                    raise
+
+    # -- prompts ------------------------------------------------------------------------------
+
+    def _prefill(self) -> None:
+        """Evaluate a chunk of the prompt whose turn it is, and of others while there is time."""
+        began, rows = time.monotonic(), 0
+        for job in [job for job in self.running if job.answer is None]:
+            size = self._chunk_size(job)
+            if rows and (rows + size > self._most_rows or time.monotonic() - began > CHUNK_SECONDS):
+                return
+            rows += size
+            # The next prompt has the next turn.
+            self.running.remove(job)
+            self.running.append(job)
+            self._prefill_one(job, size)
+
+    def _prefill_one(self, job: Job, size: int) -> None:
+        began = time.monotonic()
+        try:
+            self._with_room(lambda: self._evaluate(job, size))
+        except DeviceLostError:
+            raise
+        except HornitoError as error:
+            self._fail(job, error)
+            return
+        if size >= self._least_rows:
+            self._row_seconds = (time.monotonic() - began) / size
+        if not job.prompt_left:
+            self._begin_answer(job)
+
+    @property
+    def _chunks(self) -> list[int]:
+        return sorted(r for kind, r in self.llm.engine.plan.buckets if kind == "chunk") or [1]
+
+    @property
+    def _least_rows(self) -> int:
+        return self._chunks[0]
+
+    @property
+    def _most_rows(self) -> int:
+        return self._chunks[-1]
+
+    def _chunk_size(self, job: Job) -> int:
+        """Tokens of the next call: up to a multiple of the largest bucket that time allows."""
+        assert job.session is not None
+        most = self._most_rows
+        if self._rows:
+            seconds = self._row_seconds or CHUNK_SECONDS
+            allowed = [rows for rows in self._chunks if rows * seconds <= CHUNK_SECONDS]
+            most = max([self._least_rows, *allowed])
+        left = job.prompt_left
+        if job.work.scores is not None and left > 1:
+            left -= 1  # the last token has no following one
+        return min(left, most - job.session.position % most)
+
+    def _evaluate(self, job: Job, size: int) -> None:
+        session, work, at = job.session, job.work, job.evaluated
+        assert session is not None
+        ids = work.ids[at : at + size]
+        last = size == job.prompt_left
+        if work.scores is not None and not last:
+            places = score_rows(session, ids, work.ids[at + 1 : at + size + 1], top=work.scores)
+            job.tell(Scores(places))
+        elif work.max_tokens:
+            session.prefill(ids, sampler=job.sampler if last else None)
+        job.evaluated += size
+
+    def _begin_answer(self, job: Job) -> None:
+        """The prompt is evaluated, and its last row has chosen the first token."""
+        work, session = job.work, job.session
+        assert session is not None
+        job.answer = Answer(
+            self.llm.tokenizer if self.llm.has_tokenizer else None,
+            max_tokens=work.max_tokens,
+            stop=work.stop,
+            ends=() if work.ignore_eos else self.llm.engine.eos_ids,
+            continuation=work.continuation,
+            sampler=job.sampler,
+        )
+        if self.cache.keeps_prompts:
+            self.cache.keep(session)
+        if job.group.snapshot is None and self._queue.siblings(job):
+            job.group.snapshot = session.snapshot()
+        job.tell(Started(job.cached))
+        if work.max_tokens:
+            assert session.record is not None
+            self._take(job, [session.record])
+        else:
+            job.first_token = job.last_token = time.monotonic()
+            job.answer.end("length")
+            self._say_end(job)
+        if job.answer.ended():
+            self._retire(job, job.answer.reason or "length")
+        else:
+            self._changed = True
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _submit_steps(self) -> None:
+        """Keep the device busy with steps, unless the answers of the run are about to change."""
+        if self._run is None:
+            self._begin_run()
+        run = self._run
+        if run is None or self._changed or run.arrived:
+            return
+        prompts = any(job.answer is None for job in self.running)
+        steps = max(1, self.llm.steps_per_submission // (CROWDED if prompts else 1))
+        ahead = 1 if prompts else self._ahead
+        while run.ahead < ahead and run.left and self._reserve(run, steps):
+            run.submit(steps)
+
+    def _begin_run(self) -> None:
+        rows = [job for job in self.running if job.answer is not None and not job.group.cancelled]
+        self._changed = False
+        if not rows:
+            return
+        self._run = DecodeRun(
+            [_session(job) for job in rows],
+            [job.work.max_tokens - _answer(job).count for job in rows],
+            ignore_eos=[job.work.ignore_eos for job in rows],
+            steps=self.llm.steps_per_submission,
+            samplers=[job.sampler for job in rows],
+        )
+        self._rows = rows
+
+    def _reserve(self, run: DecodeRun, steps: int) -> bool:
+        """Have the KV blocks of the next submission ready; False when someone has to go first."""
+        for index, job in enumerate(self._rows):
+            session, end = _session(job), run.next_end(index, steps)
+            try:
+                self._with_room(lambda: session.reserve(end))  # noqa: B023
+            except DeviceMemoryError as error:
+                job.error = error
+                self._changed = True
+        return not self._changed
+
+    def _take_steps(self) -> None:
+        """Read the oldest submission, and make way when answers came or went."""
+        run = self._run
+        if run is None:
+            return
+        records = run.receive()
+        for index, (job, new) in enumerate(zip(self._rows, records or (), strict=False)):
+            if new and not _answer(job).ended():
+                self._take(job, new)
+            job.error = job.error or run.errors[index]
+            if job.error is not None or _answer(job).ended():
+                self._changed = True
+        if (self._changed and not run.ahead and not run.arrived) or records is None:
+            self._stop_run()
+
+    def _take(self, job: Job, records: list[Record]) -> None:
+        """Hand out the text of new tokens; the last piece of an answer follows at once."""
+        answer, now = _answer(job), time.monotonic()
+        if not job.first_token:
+            job.first_token = now
+            self._watch.first_token(now - job.queued)
+        job.last_token = now
+        piece = answer.take(records)
+        if not answer.ended() and _session(job).position >= self.llm.engine.context:
+            answer.end("length")
+        job.tell(piece)
+        if answer.ended():
+            self._say_end(job)
+
+    def _say_end(self, job: Job) -> None:
+        """Hand out what an ended answer held back, and its reason."""
+        job.tell(
+            _answer(job).last(
+                Timings(
+                    len(job.work.ids),
+                    job.first_token - job.queued,
+                    max(_answer(job).count - 1, 0),
+                    job.last_token - job.first_token,
+                    job.cached,
+                )
+            )
+        )
+
+    def _stop_run(self) -> None:
+        run, rows = self._run, self._rows
+        self._run, self._rows, self._changed = None, [], False
+        if run is not None:
+            # Of a lost device there is nothing to wait for; the next round says that it is gone.
+            with suppress(DeviceLostError):
+                run.stop()
+        for job in rows:
+            if job.error is not None:
+                self._fail(job, job.error)
+            elif job.group.cancelled:
+                self._retire(job, "cancelled")
+            elif (reason := _answer(job).reason) is not None:
+                self._retire(job, reason)
+
+
+def _session(job: Job) -> Session:
+    assert job.session is not None
+    return job.session
+
+
+def _answer(job: Job) -> Answer:
+    assert job.answer is not None
+    return job.answer
