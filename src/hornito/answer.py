@@ -39,7 +39,8 @@ class Answer:
             stop: strings that end it.
             ends: ids that end it.
             continuation: the text goes on from a prompt; see `StreamDecoder`.
-            sampler: what chooses its tokens, for the log-probabilities and the seed to report.
+            sampler: what chooses its tokens, for the log-probabilities and the seed to report, and
+                the constraint that may end it.
         """
         from hornito.text.stream import StreamDecoder
 
@@ -51,6 +52,7 @@ class Answer:
             else None
         )
         self._logprobs = sampler is not None and sampler.params.logprobs is not None
+        self._constraint = None if sampler is None else sampler.constraint
         self._seed = None if sampler is None or sampler.params.greedy else sampler.seed
         self.count = 0
         self.reason: str | None = None
@@ -86,6 +88,9 @@ class Answer:
                 self.reason = "length"
             if self.reason is not None:
                 break
+        # A constraint has taken just the tokens of these records and before.
+        if self.reason in (None, "length") and self._constraint and self._constraint.complete:
+            self.reason = "stop"
         logprobs = tuple(TokenLogprob(*record) for record in kept) if self._logprobs else None
         return Chunk(text, tuple(record.token for record in kept), logprobs=logprobs)
 

@@ -33,6 +33,7 @@ from hornito.streaming import stream_answer, telling
 from hornito.vk.device import Device, open_device
 
 if TYPE_CHECKING:
+    from hornito.structured.grammar import Grammars
     from hornito.text.template import ChatTemplate
     from hornito.text.tokenizer import Tokenizer
     from hornito.vk.timing import SubmissionTimer
@@ -174,6 +175,7 @@ class LLM:
         self.prompt_progress: Progress | None = None
         self._tokenizer: Tokenizer | None = None
         self._template: ChatTemplate | None = None
+        self._grammars: Grammars | None = None
         facts = package.manifest.facts
         try:
             graph = model_graph(package)
@@ -248,6 +250,15 @@ class LLM:
 
             self._tokenizer = package_tokenizer(self._package)
         return self._tokenizer
+
+    @property
+    def grammars(self) -> Grammars:
+        """Forms of answers over the vocabulary; UsageError without llguidance or a tokenizer."""
+        if self._grammars is None:
+            from hornito.structured.grammar import Grammars
+
+            self._grammars = Grammars(self.tokenizer, self.engine.vocabulary)
+        return self._grammars
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, up to the start of the assistant's answer.
@@ -327,7 +338,7 @@ class LLM:
             self,
             [self._prompt_ids(one, request.overflow) for one in prompts],
             lambda sampler: self._new_answer(request, sampler),
-            request.params,
+            lambda tokens: self._sampler(request, tokens),
             max_tokens=request.max_tokens,
             ignore_eos=request.ignore_eos,
             overflow=request.overflow,
@@ -452,7 +463,13 @@ class LLM:
             has_tokenizer=self.has_tokenizer,
         )
         request.overflow.check(self.context)
+        if request.form is not None:
+            self.grammars.start(request.form)  # what is wrong with it is said before anything runs
         return request
+
+    def _sampler(self, request: Request, prompt_tokens: int) -> Sampler:
+        constraint = None if request.form is None else self.grammars.start(request.form)
+        return Sampler.start(request.params, prompt_tokens, constraint)
 
     def _prompt_ids(self, prompt: str | Sequence[int], overflow: Overflow = REFUSE) -> list[int]:
         """The ids of a prompt, which must fit unless the policy shortens it."""
@@ -531,7 +548,7 @@ class LLM:
     def _continue(
         self, session: Session, ids: Sequence[int], request: Request, reused: int = 0
     ) -> Iterator[Chunk]:
-        sampler = Sampler.start(request.params, session.position + len(ids))
+        sampler = self._sampler(request, session.position + len(ids))
         return stream_answer(
             session,
             ids,

@@ -13,7 +13,7 @@ from hornito.runtime.decode import decode_records
 from hornito.runtime.overflow import Overflow
 from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.results import Chunk, Generation, Timings
-from hornito.runtime.sampler import Sampler, SamplingParams
+from hornito.runtime.sampler import Sampler
 
 if TYPE_CHECKING:
     from hornito.answer import Answer
@@ -74,7 +74,7 @@ def generate_batch(
     llm: LLM,
     prompts: Sequence[Sequence[int]],
     new_answer: Callable[[Sampler], Answer],
-    params: SamplingParams,
+    new_sampler: Callable[[int], Sampler],
     *,
     max_tokens: int,
     ignore_eos: bool,
@@ -89,7 +89,7 @@ def generate_batch(
         llm: the model.
         prompts: each at least one id and within the context, unless the policy shortens it.
         new_answer: makes the answer of one prompt.
-        params: how tokens are chosen; a seed in them is that of every answer.
+        new_sampler: how the tokens of one answer are chosen, behind a prompt of so many tokens.
         max_tokens, ignore_eos, overflow: as for `LLM.stream`.
 
     Raises:
@@ -109,7 +109,7 @@ def generate_batch(
     try:
         while waiting or running:
             while waiting and len(running) < most:
-                running.append(_start(llm, *waiting.pop(), new_answer, params, overflow))
+                running.append(_start(llm, *waiting.pop(), new_answer, new_sampler, overflow))
             if not any(one.answer.ended() for one in running):
                 _advance(llm, running, max_tokens, ignore_eos, overflow, refill=bool(waiting))
             for one in [one for one in running if one.answer.ended()]:
@@ -127,14 +127,14 @@ def _start(
     index: int,
     ids: Sequence[int],
     new_answer: Callable[[Sampler], Answer],
-    params: SamplingParams,
+    new_sampler: Callable[[int], Sampler],
     overflow: Overflow,
 ) -> _Running:
     began = time.monotonic()
     prompt_tokens = len(ids)
     if overflow.applies(prompt_tokens, llm.context):
         ids = [ids[at] for at in overflow.kept(prompt_tokens, llm.context)]
-    sampler = Sampler.start(params, len(ids))
+    sampler = new_sampler(len(ids))
     session = llm.session()
     try:
         reused = start_from_prefix(session, ids)

@@ -10,8 +10,10 @@ from hornito.arguments import texts, whole
 from hornito.errors import UsageError
 from hornito.runtime.overflow import REFUSE, Overflow
 from hornito.runtime.sampler import SamplingKeywords, SamplingParams, sampling_params
+from hornito.structured.formats import ResponseFormat, choose_format
 
 DEFAULT_MAX_TOKENS = 256
+_FORM = ("response_format", "regex", "grammar")
 
 
 class AnswerKeywords(SamplingKeywords, total=False):
@@ -26,6 +28,11 @@ class AnswerKeywords(SamplingKeywords, total=False):
         overflow: what happens at the context's end: an error before anything is evaluated (the
             default; an answer ends there with `length`), or `Overflow("truncate", ...)`, or just
             `"truncate"`.
+        response_format: the form of the answer, as OpenAI's API describes it: `json_object`, or
+            `json_schema` with a schema (docs/structured.md). Needs the extra `structured`, as do
+            the next two, of which one may be given instead.
+        regex: a regular expression that the whole answer matches.
+        grammar: a context-free grammar of the answer, as Lark or GBNF.
     """
 
     max_tokens: int
@@ -33,6 +40,9 @@ class AnswerKeywords(SamplingKeywords, total=False):
     ignore_eos: bool
     continuation: bool
     overflow: Overflow | str | None
+    response_format: Mapping[str, Any] | ResponseFormat | None
+    regex: str | None
+    grammar: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,7 @@ class Request:
     ignore_eos: bool = False
     continuation: bool = True
     overflow: Overflow = REFUSE
+    form: ResponseFormat | None = None
 
     @classmethod
     def of(
@@ -66,6 +77,7 @@ class Request:
             for name in ("max_tokens", "stop", "ignore_eos", "continuation", "overflow")
             if name in given
         }
+        form = choose_format(*(given.pop(key, None) for key in _FORM))
         params = sampling_params(given, generation_config)  # type: ignore[arg-type]
         params.check_vocabulary(vocabulary)
         own["max_tokens"] = whole("max_tokens", own.get("max_tokens", DEFAULT_MAX_TOKENS), 1)
@@ -73,4 +85,8 @@ class Request:
         own["stop"] = texts("stop", own.get("stop"))
         if own["stop"] and not has_tokenizer:
             raise UsageError("stop strings need a tokenizer, which this package lacks")
-        return cls(params, **own)
+        if form is not None and not has_tokenizer:
+            raise UsageError("answers of a given form need a tokenizer, which this package lacks")
+        if form is not None and own.get("ignore_eos"):
+            raise UsageError("an answer of a given form ends where the form does: no ignore_eos")
+        return cls(params, form=form, **own)

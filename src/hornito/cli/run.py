@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, cast
 from hornito.answer import join_logprobs
 from hornito.cli.chat import interrupting
 from hornito.cli.files import SNAPSHOT, expect, read_text_file
+from hornito.cli.forms import FORMS, add_form, form_keywords
 from hornito.cli.model import add_model, load_model
 from hornito.cli.options import (
     add_json,
@@ -62,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_logprobs(parser)
     add_overflow(parser)
     add_prefix(parser)
+    add_form(parser)
     parser.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end at TEXT; may be repeated"
     )
@@ -96,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         "ignore_eos": arguments.ignore_eos,
         **sampling_keywords(arguments),
         **overflow_keywords(arguments),
+        **form_keywords(arguments),
     }
     keywords = cast("AnswerKeywords", given)
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
@@ -137,7 +140,7 @@ def _chat(arguments: argparse.Namespace) -> int:
     """No prompt was given: a chat with the same options."""
     from hornito.cli import chat
 
-    for flag in ("raw", "json", "show_ids", "verbose", "logprobs"):
+    for flag in ("raw", "json", "show_ids", "verbose", "logprobs", *FORMS):
         value = getattr(arguments, flag)
         if value is not None and value is not False:
             raise UsageError(

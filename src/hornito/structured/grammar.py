@@ -12,6 +12,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from hornito.errors import HornitoError, UsageError
+from hornito.ops.sampling import mask_bytes
 from hornito.structured.formats import ResponseFormat
 
 if TYPE_CHECKING:
@@ -33,13 +34,14 @@ JSON_OPTIONS = {
 class GrammarState:
     """The place of one answer in its grammar; a `hornito.runtime.sampler.Constraint`."""
 
-    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, mask_size: int) -> None:
         self._matcher = matcher
+        self._mask_size = mask_size
 
     @property
     def complete(self) -> bool:
         """Whether the text is whole and nothing but an end token can follow, or one has."""
-        return self._matcher.is_stopped()
+        return bool(self._matcher.is_stopped())
 
     def mask(self) -> bytes:
         """One bit for each id, lowest bit first, in 32-bit words: 1 where it may come next.
@@ -47,7 +49,7 @@ class GrammarState:
         Raises:
             HornitoError: the grammar outgrew llguidance's limits, or no token can go on.
         """
-        mask = self._matcher.compute_bitmask()
+        mask = bytes(self._matcher.compute_bitmask()[: self._mask_size])  # a word more at times
         self._check()
         if not mask.strip(b"\0"):
             raise HornitoError("no token of the vocabulary can go on the answer in its grammar")
@@ -57,22 +59,23 @@ class GrammarState:
         """Take the token that was chosen.
 
         Raises:
-            HornitoError: it can't stand here.
+            HornitoError: it can't stand here, or the grammar outgrew llguidance's limits.
         """
-        if not self._matcher.consume_token(token):
-            self._check()
-            raise HornitoError(f"token {token} does not fit the answer's grammar")
+        self._matcher.consume_token(token)
+        self._check()
 
     def take_forced(self, most: int) -> list[int]:
         """Up to `most` tokens that spell what can only come next; they count as accepted."""
-        forced = self._matcher.compute_ff_tokens()[: max(0, most)]
-        if forced and not self._matcher.consume_tokens(forced):
-            self._check()
+        forced = list(self._matcher.compute_ff_tokens()[: max(0, most)])
+        if forced:
+            self._matcher.consume_tokens(forced)
+        self._check()
         return forced
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise HornitoError(f"the answer's grammar failed: {self._matcher.get_error():.500}")
+            reason = self._matcher.get_error().partition("\n<state>")[0]
+            raise HornitoError(f"the answer's grammar failed: {reason.strip():.500}")
 
 
 class Grammars:
@@ -94,7 +97,8 @@ class Grammars:
         if not ends:
             raise UsageError("an answer of a given form needs an end token, which this model lacks")
         self._tokenizer = llguidance.LLTokenizer(words, n_vocab=vocabulary, eos_token=ends)
-        self._kept: OrderedDict[ResponseFormat, llguidance.LLMatcher] = OrderedDict()
+        self._mask_size = mask_bytes(vocabulary)
+        self._kept: OrderedDict[ResponseFormat, Any] = OrderedDict()
         self._lock = threading.Lock()
 
     def start(self, form: ResponseFormat) -> GrammarState:
@@ -111,7 +115,7 @@ class Grammars:
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(form)
-            return GrammarState(matcher.deep_copy())
+            return GrammarState(matcher.deep_copy(), self._mask_size)
 
     def _compiled(self, form: ResponseFormat) -> llguidance.LLMatcher:
         llguidance = _llguidance()
@@ -124,7 +128,7 @@ class Grammars:
             raise UsageError(f"the {what} is not valid: {error}") from error
         matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0)
         if matcher.is_error():
-            reason = matcher.get_error().strip()
+            reason = matcher.get_error().partition("\n<state>")[0].strip()
             raise UsageError(f"the {what} is not valid or not supported: {reason:.500}")
         return matcher
 
@@ -133,10 +137,11 @@ def _grammar_text(form: ResponseFormat) -> str:
     """The form as llguidance reads it; ValueError when it can't be brought to that."""
     llguidance = _llguidance()
     if form.kind == "json_schema":
-        return llguidance.LLMatcher.grammar_from_json_schema(form.text, overrides=JSON_OPTIONS)
+        schema = llguidance.LLMatcher.grammar_from_json_schema(form.text, overrides=JSON_OPTIONS)
+        return str(schema)
     if form.kind == "regex":
-        return llguidance.LLMatcher.grammar_from_regex(form.text)
-    return llguidance.grammar_from("grammar", form.text)
+        return str(llguidance.LLMatcher.grammar_from_regex(form.text))
+    return str(llguidance.grammar_from("grammar", form.text))
 
 
 def inline_schema(schema: Any) -> str:
