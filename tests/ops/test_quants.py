@@ -117,7 +117,7 @@ def test_b7_every_width_and_output_count(bench: Bench, name: str, device: str) -
     assert (
         stems
         == {
-            "software": {"words", "broadcast"},
+            "software": {"groups", "broadcast"},
             "plain": {"lane_row"},
             "gpu": {"gemv", "gemm"},
         }[device]

@@ -35,6 +35,9 @@ GEMV_ROWS = 4
 LARGE_TILE_GROUPS = 2048
 """From this many workgroups on, GEMM takes tiles of 64 rows instead of 16."""
 
+SOFTWARE_GROUPS = 16
+"""A software device gets at least this many workgroups of few outputs before it gets long ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class LinearArgs:
@@ -186,10 +189,16 @@ def _software_variants(args: LinearArgs, stored: WeightFormat, name: str) -> lis
         return []
     needs = ("ballot", "subgroup>=8")
     found = []
-    if args.rows == 1 and (stored.variant != "q" or args.k % 16 == 0):
+    if args.rows == 1 and stored.variant != "q":
         outputs = 8 if args.gated else 16
         groups = (ceil_div(args.n, outputs), 1, 1)
         found.append(Variant(f"linear/words.{name}", {3: outputs}, groups, needs))
+    elif args.rows == 1 and args.k % 32 == 0:
+        outputs = 4 if args.gated else 8
+        while outputs > 1 and ceil_div(args.n, 8 * outputs) < SOFTWARE_GROUPS:
+            outputs //= 2
+        groups = (ceil_div(args.n, 8 * outputs), 1, 1)
+        found.append(Variant(f"linear/groups.{name}", {3: outputs}, groups, needs))
     rows = min(8, _power_of_two(args.rows))
     outputs = {1: 8, 2: 4, 4: 2, 8: 2}[rows] // (2 if args.gated else 1)
     groups = (ceil_div(args.n, 8 * outputs), ceil_div(args.rows, rows), 1)

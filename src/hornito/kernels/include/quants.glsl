@@ -28,8 +28,7 @@ uint plane_words(Matrix m, uint block, uint bytes) {
 
 // Half i of a plane that begins at word `base`.
 float plane_half(Matrix m, uint base, uint i) {
-  vec2 pair = unpackHalf2x16(load_word(m.at, base + (i >> 1)));
-  return (i & 1u) == 0u ? pair.x : pair.y;
+  return unpackHalf2x16(load_word(m.at, base + (i >> 1)) >> (16u * (i & 1u))).x;
 }
 
 // Byte i of a word.
@@ -90,40 +89,6 @@ void load_quants8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
     a = vec4(ivec4(x));
     b = vec4(ivec4(y));
   }
-}
-
-// Whether load_quants16 leaves integers at their place in the word (see there).
-bool in_place() { return FORMAT == INT8 || FORMAT == INT4 || FORMAT == INT4M; }
-
-// Sixteen weights from 16 * i16 on, which lie in one group; K is a multiple of 16. With in_place,
-// vector v counts in units of 1 / place_scale(v), and int8 has 128 added to it.
-void load_quants16(Matrix m, uint row, uint i16, out vec4 q[4]) {
-  uint at = row * (m.k / 16u) + i16;
-  if (FORMAT == INT8) {
-    uvec4 w = load_words4(m.at, at) ^ 0x80808080u;
-    for (uint v = 0u; v < 4u; ++v) {
-      uvec3 low = uvec3(w[v]) & uvec3(0xffu, 0xff00u, 0xff0000u);
-      q[v] = vec4(ivec4(low, w[v] >> 24));
-    }
-  } else if (in_place()) {
-    uvec2 w = load_words2(m.at, at);
-    for (uint v = 0u; v < 2u; ++v) {
-      q[2u * v] = vec4(ivec4(uvec4(w[v]) & uvec4(0xfu, 0xf0u, 0xf00u, 0xf000u)));
-      uvec3 high = uvec3(w[v]) & uvec3(0xf0000u, 0xf00000u, 0xf000000u);
-      q[2u * v + 1u] = vec4(ivec4(high, w[v] >> 28));
-    }
-  } else {
-    load_quants8(m, row, 2u * i16, q[0], q[1]);
-    load_quants8(m, row, 2u * i16 + 1u, q[2], q[3]);
-  }
-}
-
-// One over the units that load_quants16 counts vector v in: powers of two, so x takes them exactly.
-vec4 place_scale(uint v) {
-  if (FORMAT == INT8) return vec4(1.0, 1.0 / 256.0, 1.0 / 65536.0, 1.0);
-  if (!in_place()) return vec4(1.0);
-  return (v & 1u) == 0u ? vec4(1.0, 1.0 / 16.0, 1.0 / 256.0, 1.0 / 4096.0)
-                        : vec4(1.0 / 65536.0, 1.0 / 1048576.0, 1.0 / 16777216.0, 1.0);
 }
 
 // What the number of weight 8 * i8 is multiplied with, and what is added.
