@@ -11,7 +11,11 @@ import pytest
 from hornito.api import LLM, Overflow
 from hornito.errors import HornitoError, UsageError
 from hornito.runtime.decode import DecodeRun
+from hornito.runtime.results import Chunk
 from hornito.runtime.sampler import Sampler, SamplingParams
+from hornito.serve.prefix_cache import PrefixCache
+from hornito.serve.rounds import NoWatch, Rounds
+from hornito.serve.work import Event, Group, Job, Queue, Work
 from hornito.structured.formats import ResponseFormat, json_schema
 from structured.schemas import random_schema
 
@@ -257,3 +261,29 @@ def test_a_wrong_form_is_refused_before_anything_runs(llm: LLM) -> None:
     with pytest.raises(UsageError, match="regular expression"):
         llm.generate("x", regex="(")
     assert llm.engine.counters.evaluated_tokens == before
+
+
+def test_requests_with_and_without_a_form_share_the_engine(llm: LLM) -> None:
+    """The scheduler's rounds: each answer is what it is alone."""
+    queue = Queue(16)
+    rounds = Rounds(llm, queue, PrefixCache(llm.engine, 0), NoWatch())
+    forms = [FORM, None, ResponseFormat("regex", "(yes|no) and that was it"), None, FORM]
+    prompts = [[5, 6, 7], [9, 10], [11], [12, 13, 14], [15]]
+    params = SamplingParams(temperature=1.0, seed=9)
+    heard: list[list[Event]] = [[] for _ in forms]
+    for place, (form, ids) in enumerate(zip(forms, prompts, strict=True)):
+        work = Work(ids, params, 60, form=form)
+        listen = heard[place].append
+        group = Group(lambda _, event, listen=listen: listen(event), place)
+        group.jobs.append(Job(group, 0, work))
+        queue.add(group.jobs)
+    while not rounds.idle:
+        rounds.round()
+    rounds.close()
+    for events, form, ids in zip(heard, forms, prompts, strict=True):
+        text = "".join(e.text for e in events if isinstance(e, Chunk))
+        alone = llm.generate(
+            ids, temperature=1.0, seed=9, max_tokens=60, response_format=form, continuation=True
+        )
+        assert text == alone.text
+        assert form is None or re.fullmatch(form.text, text)

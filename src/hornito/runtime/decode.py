@@ -159,16 +159,18 @@ class DecodeRun:
 
         With a constraint that is one, once everything before has been received.
         """
-        if self.constrained and (self.in_flight or self.arrived):
-            return 0
         rows = zip(self.submitted, self.limits, self.over, strict=True)
-        return max(0 if over else limit - done for done, limit, over in rows)
+        most = max(0 if over else limit - done for done, limit, over in rows)
+        if self.constrained:
+            return 0 if self.in_flight or self.arrived else min(most, 1)
+        return most
 
     def next_end(self, index: int, steps: int | None = None) -> int:
         """The position up to which the next submission writes keys of a session."""
         if self.over[index]:
             return self.sessions[index].position
-        return min(self.submitted[index] + (steps or self.per_run), self.limits[index])
+        steps = 1 if self.constrained else steps or self.per_run
+        return min(self.submitted[index] + steps, self.limits[index])
 
     def submit(self, steps: int | None = None) -> None:
         """Make a submission of up to `steps` steps (by default the run's).

@@ -123,8 +123,10 @@ class Rounds:
             job = self._queue.take(self.running)
             if job is None:
                 return
+            work = job.work
+            constraint = None if work.form is None else self.llm.grammars.start(work.form)
             job.session = self.llm.session()
-            job.sampler = Sampler.start(job.work.params, len(job.work.ids))
+            job.sampler = Sampler.start(work.params, len(work.ids), constraint)
             self.running.append(job)
             if job.work.scores is None:
                 job.cached = job.evaluated = self.cache.start(job.session, job.work.ids)

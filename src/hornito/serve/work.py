@@ -14,6 +14,7 @@ from hornito.runtime.results import Chunk, TokenLogprob
 from hornito.runtime.sampler import Sampler, SamplingParams
 from hornito.runtime.session import Session
 from hornito.runtime.snapshot import Snapshot
+from hornito.structured.formats import ResponseFormat
 
 
 class BusyError(HornitoError):
@@ -35,6 +36,7 @@ class Work:
         stop: strings that end it.
         ignore_eos: go on past end tokens.
         continuation: as for `hornito.answer.Answer`.
+        form: what form it has; one that `LLM.grammars` can start.
         scores: log-probabilities of the prompt's tokens are wanted, with so many most likely ones.
     """
 
@@ -44,6 +46,7 @@ class Work:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     continuation: bool = True
+    form: ResponseFormat | None = None
     scores: int | None = None
 
 
