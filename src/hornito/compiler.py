@@ -250,7 +250,7 @@ def model_facts(source: Source, graph: Graph) -> dict[str, Any]:
 
 def default_weights(source: Source) -> str:
     """How matrices are stored when the user does not say: `keep` where some are quantised."""
-    kinds = {tensor.dtype for tensor in source.tensors.values()}
+    kinds = {tensor.dtype for tensor in source.tensors.values()} | source.stored
     return KEEP if any(is_quantised(kind) for kind in kinds) else DEFAULT_WEIGHTS
 
 

@@ -12,7 +12,7 @@ import hornito
 from hornito.api import LLM
 from hornito.package import open_package
 from hornito.runtime.session import Session
-from onnx_samples import NAMES, Expected, expected, unpack
+from onnx_samples import NAMES, QUANTISED, Expected, expected, unpack
 
 pytest.importorskip("onnx")
 pytestmark = pytest.mark.gpu
@@ -41,6 +41,22 @@ def test_logits_of_the_prompt(case: tuple[LLM, Expected]) -> None:
 def test_32_tokens(case: tuple[LLM, Expected]) -> None:
     llm, golden = case
     out = llm.generate(golden.prompt, max_tokens=32, ignore_eos=True)
+    assert list(out.token_ids) == golden.tokens
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+def test_quantised_files_stay_quantised(name: str, tmp_path: Path) -> None:
+    """By default their blocks are kept: the same numbers in 4 bits, the same answers."""
+    package = tmp_path / "model.vxm"
+    hornito.compile_source(unpack(name, tmp_path), package)
+    golden = expected(name)
+    with open_package(package) as opened:
+        assert opened.manifest.quant["weights"] == "keep"
+        assert opened.manifest.quant["formats"]["int4"]["matrices"] >= 12
+    with hornito.load(package, precision="high", context=CONTEXT) as llm:
+        with Session(llm.engine) as session:
+            assert golden.error(session.prefill_logits(golden.prompt)) <= golden.tolerance
+        out = llm.generate(golden.prompt, max_tokens=32, ignore_eos=True)
     assert list(out.token_ids) == golden.tokens
 
 

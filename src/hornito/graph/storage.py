@@ -76,7 +76,7 @@ def _wanted(weights: str, table: bool, weight: Weight) -> WeightFormat:
 def _lost(weight: Weight, chosen: str) -> bool:
     """Whether `keep` does not keep a matrix as it is."""
     stored = stored_as(weight.data) if weight.data is not None else ""
-    return stored != weight_format(chosen).ggml
+    return stored not in ("", weight_format(chosen).ggml)
 
 
 def _positions(wanted: WeightFormat) -> str:

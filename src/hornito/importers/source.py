@@ -149,6 +149,7 @@ class Source:
             type of matrices; None when the module of `model_type` builds it.
         nodes: every node of such a source, in its order.
         patterns: what was recognised in it, and how often.
+        stored: GGUF's names of the blocks that its matrices are in, where they are.
     """
 
     model_type: str
@@ -170,6 +171,7 @@ class Source:
     builder: Callable[[str], Graph] | None = field(default=None, repr=False)
     nodes: tuple[SourceNode, ...] = field(default=(), repr=False)
     patterns: dict[str, int] = field(default_factory=dict)
+    stored: frozenset[str] = frozenset()
 
 
 def mapped_tensor(

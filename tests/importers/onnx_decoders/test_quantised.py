@@ -11,8 +11,12 @@ import pytest
 pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
-from hornito.graph.weights import load_all
+from hornito.compiler import compile_source, default_weights
+from hornito.graph.weights import StoredData, load_all
 from hornito.importers import open_source
+from hornito.package import open_package
+from hornito.quant.formats import format_of_blocks
+from hornito.quant.ggml import format_by_name
 from onnx_decoder import (
     DIM,
     HEADS,
@@ -170,3 +174,77 @@ def test_a_dynamic_int8_projection(tmp_path: Path) -> None:
     data = graph.weights["model.layers.0.self_attn.q_proj.weight"].data
     np.testing.assert_allclose(load_all(data), exact.T, rtol=1e-6, atol=1e-8)
     assert graph.weights["model.layers.0.self_attn.q_proj.weight"].matrix
+
+
+KINDS = {
+    (4, "none"): "Q4_0",
+    (4, "packed"): "Q5_0",  # q - zero needs five bits
+    (4, "float"): "Q5_0",
+    (8, "none"): "Q8_0",
+    (2, "none"): "Q4_0",
+}
+
+
+@pytest.mark.parametrize(("bits", "zero"), KINDS)
+@pytest.mark.parametrize("block", [32, 64])
+def test_blocks_that_are_kept(tmp_path: Path, bits: int, zero: str, block: int) -> None:
+    """With fp16 scales the numbers are those of GGUF's blocks, bit for bit."""
+    d = Decoder(seed=bits + block)
+    x, h, _, k, v = d.start()
+    width, rows, top = 160, HEADS * DIM, 1 << bits
+    wide = d.op("MatMul", [h, d.matrix("widen", HIDDEN, width)])
+    blocks = -(-width // block)
+    d.const("q_w", packed(d.rng.integers(0, top, (rows, blocks, block)), bits))
+    d.const("q_s", (d.rng.random((rows, blocks)) * 0.2 / top + 0.01 / top).astype(np.float16))
+    d.constants["q_s"] = d.constants["q_s"].astype(np.float32)
+    inputs = [wide, "q_w", "q_s"]
+    zeros = d.rng.integers(0, top, (rows, blocks))
+    if zero == "packed":
+        inputs.append(d.const("q_z", packed(np.pad(zeros, ((0, 0), (0, blocks % 2))), bits)))
+    elif zero == "float":
+        inputs.append(d.const("q_z", zeros.astype(np.float32)))
+    y = d.op("MatMulNBits", inputs, domain=MS, K=width, N=rows, bits=bits, block_size=block)
+    attended(d, x, y, k, v)
+    path = save(d.build(), tmp_path / "model.onnx")
+    source = open_source(path)
+    assert source.builder is not None
+    data = source.builder("fp32").weights["model.layers.0.self_attn.q_proj.weight"].data
+    kind = KINDS[bits, zero]
+    assert isinstance(data, StoredData) and data.stored == kind and source.stored == {kind}
+    held = format_by_name(kind)
+    blocks_of = data.stored_rows(3, 11).reshape(-1, held.nbytes)
+    floats = held.dequantise(blocks_of).reshape(8, width)
+    np.testing.assert_array_equal(floats, data.rows(3, 11))
+    report = compile_source(path, tmp_path / "kept.vxm")
+    with open_package(tmp_path / "kept.vxm") as package:
+        formats = package.manifest.quant["formats"]
+    assert weight_format_of(kind) in formats and not any(
+        "dequantised" in w for w in report.warnings
+    )
+
+
+def weight_format_of(kind: str) -> str:
+    found = format_of_blocks(kind)
+    assert found is not None
+    return found.name
+
+
+@pytest.mark.parametrize("why", ["scales", "block", "zeros"])
+def test_blocks_that_are_not_kept(tmp_path: Path, why: str) -> None:
+    """What no native block holds exactly is dequantised, and said so."""
+    d = Decoder(seed=50)
+    x, h, _, k, v = d.start()
+    width, rows, block = 64, HEADS * DIM, 16 if why == "block" else 32
+    wide = d.op("MatMul", [h, d.matrix("widen", HIDDEN, width)])
+    blocks = width // block
+    d.const("q_w", packed(d.rng.integers(0, 16, (rows, blocks, block)), 4))
+    scales = (d.rng.random((rows, blocks)) * 0.01).astype(np.float32)
+    d.const("q_s", scales if why == "scales" else scales.astype(np.float16).astype(np.float32))
+    zeros = np.full((rows, blocks), 7.5, np.float32)
+    inputs = [wide, "q_w", "q_s"] + ([d.const("q_z", zeros)] if why == "zeros" else [])
+    y = d.op("MatMulNBits", inputs, domain=MS, K=width, N=rows, bits=4, block_size=block)
+    attended(d, x, y, k, v)
+    source = open_source(save(d.build(), tmp_path / "model.onnx"))
+    assert source.stored == frozenset() and default_weights(source) == "fp16"
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert any(w.startswith("1 quantised matrices are deq") and name in w for w in source.warnings)

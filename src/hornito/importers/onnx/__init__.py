@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hornito.errors import UnsupportedError
+from hornito.importers.onnx.blocks import kept_and_lost
 from hornito.importers.onnx.embedding import with_embedding
 from hornito.importers.onnx.facts import completed, described, model_type, restore
 from hornito.importers.onnx.finish import Lifted, finish
@@ -85,6 +86,14 @@ def open_onnx(path: Path) -> Source:
         for name, value in model.constants.items()
         if (value.size > 1 and value.array.dtype.kind in "fu") or value.bf16
     ]
+    dag, labels = lifted.dag, lifted.names.weights
+    stored, lost = kept_and_lost({labels[n]: d for n, d in dag.weights.items() if n in labels})
+    if lost:
+        lifted.warnings.append(
+            f"{len(lost)} quantised matrices are dequantised, as their scales are no fp16 numbers "
+            f"or their blocks no runs of 32 along the rows: {', '.join(lost[:4])}"
+            + (", ..." if len(lost) > 4 else "")
+        )
     known = raw.get("model_type")
     title = raw.get("_name_or_path") or folder.resolve().name or model.path.stem
     licence = raw.get("license")
@@ -108,4 +117,5 @@ def open_onnx(path: Path) -> Source:
         builder=lifted.build,
         nodes=lifted.source_nodes(model.source_nodes),
         patterns=lifted.patterns,
+        stored=stored,
     )

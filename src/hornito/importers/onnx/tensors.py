@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -169,33 +168,6 @@ class ViewData:
     def rows(self, start: int, stop: int) -> FloatArray:
         part = self.array[start:stop]
         return widen(part) if self.bf16 else part.astype(np.float32)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockData:
-    """A matrix `[rows, columns]` of integers in blocks along its columns, each with a scale and
-    perhaps a zero point; dequantised when rows are read, as `(q - zero) * scale`.
-
-    `quants(start, stop)`, `scales(...)` and `zeros(...)` give `[rows, columns]` (integers) and
-    `[rows, blocks]`.
-    """
-
-    shape: tuple[int, int]
-    block: int
-    source_names: tuple[str, ...]
-    quants: Callable[[int, int], Array]
-    scales: Callable[[int, int], FloatArray]
-    zeros: Callable[[int, int], Array]
-
-    def rows(self, start: int, stop: int) -> FloatArray:
-        count, width = stop - start, self.shape[1]
-        blocks = -(-width // self.block)
-        padded = np.zeros((count, blocks * self.block), np.float32)
-        padded[:, :width] = self.quants(start, stop)[:, :width]
-        cut = padded.reshape(count, blocks, self.block)
-        cut -= self.zeros(start, stop)[:, :, None].astype(np.float32)
-        cut *= self.scales(start, stop)[:, :, None]
-        return np.ascontiguousarray(padded[:, :width])
 
 
 def as_weight(value: Const) -> ViewData:

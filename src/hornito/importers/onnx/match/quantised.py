@@ -1,4 +1,4 @@
-"""Quantised weights, dequantised when they are written: MatMulNBits, blocks, int8."""
+"""Quantised weights: MatMulNBits, blocks, int8."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hornito.graph.weights import FloatArray, WeightData
+from hornito.importers.onnx.blocks import BlockData
 from hornito.importers.onnx.match.columns import as_rows
 from hornito.importers.onnx.match.linear import project, with_bias
 from hornito.importers.onnx.match.shapes import need
 from hornito.importers.onnx.registry import Inputs, binary, handles
-from hornito.importers.onnx.tensors import BlockData
 from hornito.importers.onnx.values import (
     Array,
     Const,
@@ -44,6 +44,11 @@ def unpack(packed: Array, bits: int) -> Array:
     return split.reshape(*packed.shape[:-1], -1)
 
 
+def span(data: Array) -> tuple[int, int]:
+    """The least and the largest number of unpacked weights."""
+    return (int(data.min()), int(data.max())) if data.size else (0, 0)
+
+
 def n_bits(node: OpNode, x: Inputs) -> BlockData:
     """The weight `[N, K]` of a MatMulNBits: blocks along K, scales and zero points flat or `[N,
     blocks]`, zero points packed, of the scales' type, or absent (the middle)."""
@@ -72,6 +77,7 @@ def n_bits(node: OpNode, x: Inputs) -> BlockData:
         lambda a, b: unpack(data[a:b], bits),
         lambda a, b: floats(Const(factors.array[a:b], (), factors.bf16)),
         zeros,
+        (0, (1 << bits) - 1),
     )
 
 
@@ -145,6 +151,7 @@ def gather_block_quantized(cx: Lift, node: OpNode, x: Inputs) -> Value:
         lambda a, b: unpack(data[a:b], bits) if bytes_of_4 else data[a:b],
         lambda a, b: floats(Const(scales.array[a:b], (), scales.bf16)),
         zeros,
+        (0, (1 << bits) - 1) if bytes_of_4 else span(data),
     )
     if signed and zero is None:
         cx.note("signed blocks")
@@ -200,6 +207,7 @@ def dequantize_linear(cx: Lift, node: OpNode, x: Inputs) -> Value:
             lambda a, b: array[a:b],
             lambda a, b: np.ascontiguousarray(full[a:b], np.float32),
             lambda a, b: zeros[a:b],
+            span(array),
         )
     )
 
@@ -274,5 +282,6 @@ def _dequantised_projection(cx: Lift, product: Scaled, factor: Scaled) -> Value:
         lambda a, b: turned[a:b],
         lambda a, b: np.ascontiguousarray(factors[a:b], np.float32),
         lambda a, b: zeros[a:b],
+        span(turned),
     )
     return project(cx, product.x, data, 0)
