@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from hornito.importers.onnx_generic.builder import Builder, Ref
 from hornito.ops.base import Dispatch
-from hornito.tensor.graph import Attr, TensorGraph
+from hornito.tensor.graph import Array, Attr, TensorGraph
 from hornito.tensor.kernels import TensorLowering
+from hornito.tensor.stored import store_matrices
 from hornito.vk.caps import Caps
 
 
@@ -55,6 +58,28 @@ def everything() -> TensorGraph:
     )
 
 
+def constant(array: Array) -> Ref:
+    """A constant fp32 array."""
+    return Ref("float32", array.shape, array.astype(np.float32))
+
+
+def stored(weights: str, *, bias: bool = True) -> TensorGraph:
+    """Products with constant matrices, either way round, in a storage type."""
+    rng = np.random.default_rng(4)
+    b = Builder()
+    x = b.input("x", "float32", (2, 7, 64))
+    first = constant(rng.standard_normal((64, 96)))
+    second = constant(rng.standard_normal((9, 96)))
+    c = constant(rng.standard_normal(9)) if bias else None
+    hidden = b.map("relu", [b.matmul(x, first)])
+    flat = b.reshape(hidden, (14, 96))
+    graph = finished(b, out=b.matmul(flat, second, flip_b=True, c=c), hidden=hidden)
+    store_matrices(graph, weights)
+    graph.check()
+    return graph
+
+
 def dispatches(caps: Caps) -> Iterator[Dispatch]:
-    """What `everything` launches."""
-    yield from TensorLowering(everything(), caps).run().dispatches
+    """What `everything` and stored matrices launch."""
+    for graph in (everything(), *(stored(weights) for weights in ("fp16", "int8"))):
+        yield from TensorLowering(graph, caps).run().dispatches

@@ -23,6 +23,7 @@ from hornito.tensor.graph import (
     TensorValue,
     unrolled,
 )
+from hornito.tensor.stored import lower_linear
 
 if TYPE_CHECKING:
     from hornito.tensor.plan import GroupLimits
@@ -148,9 +149,7 @@ class TensorLowering:
         status = Operand(STATUS, 0, 4)
         numbers = (*p, *[0] * (4 - len(p)))
         groups = groups or self.grid(node, ceil_div(count, THREADS))
-        limits = self.caps.max_workgroup_count
-        if any(g > limit for g, limit in zip(groups, limits, strict=True)):
-            raise FormatError(f"node {node.name}: {groups} workgroups; the device has {limits}")
+        self.check_grid(node, groups)
         args: tuple[Operand | int | float, ...] = (
             *(*slots, writes[0], table, status),
             *(count, self.index, *numbers, x, y),
@@ -167,6 +166,12 @@ class TensorLowering:
                 dict(enumerate(spec)),
             )
         )
+
+    def check_grid(self, node: TensorNode, groups: tuple[int, int, int]) -> None:
+        """Raise FormatError when the device has fewer workgroups."""
+        limits = self.caps.max_workgroup_count
+        if any(g > limit for g, limit in zip(groups, limits, strict=True)):
+            raise FormatError(f"node {node.name}: {groups} workgroups; the device has {limits}")
 
     def grid(self, node: TensorNode, count: int) -> tuple[int, int, int]:
         """`count` workgroups over two dimensions."""
@@ -496,6 +501,7 @@ _LOWER = {
     "reduce": _reduce,
     "rows": _rows,
     "matmul": _matmul,
+    "linear": lower_linear,
     "gather": _gather,
     "scatter": _scatter,
     "scan": _scan,

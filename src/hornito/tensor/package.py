@@ -19,6 +19,7 @@ from hornito.support import BACKEND, SUPPORTED
 from hornito.tensor.buckets import Bucket
 from hornito.tensor.graph import FLOATS, KIND, SIGNED, TensorGraph, Words
 from hornito.tensor.plan import memory_facts
+from hornito.tensor.stored import store_matrices
 
 if TYPE_CHECKING:
     from hornito.importers.onnx_generic import Binding, GenericModel, Parsed
@@ -65,11 +66,19 @@ def is_tensor_package(package: Package) -> bool:
 
 
 def compile_graphs(
-    specs: Sequence[GraphSpec], out: str | os.PathLike[str], progress: Progress | None = None
+    specs: Sequence[GraphSpec],
+    out: str | os.PathLike[str],
+    progress: Progress | None = None,
+    *,
+    weights: str = "fp32",
 ) -> TensorReport:
     """Bind the dims of parsed ONNX models and write them as the buckets of one package.
 
     Constants that hold the same numbers are stored once.
+
+    Args:
+        weights: how constant matrices of products are stored (`hornito.tensor.stored`); other
+            constants are fp32.
 
     Raises:
         UsageError, UnsupportedError: they can't be compiled, and why; names every node at fault.
@@ -81,17 +90,27 @@ def compile_graphs(
     pool = _Pool()
     buckets: list[Bucket] = []
     reports: dict[str, dict[str, Any]] = {}
+    formats: dict[str, dict[str, float]] = {}
+    notes: list[str] = []
     for spec in specs:
         name = spec.name or _name(spec, files)
         if name in reports:
             raise UsageError(f"two buckets are named {name!r}: give each other shapes, or a name")
         model = import_generic(spec.parsed, spec.binding)
+        found, note = store_matrices(model.graph, weights)
+        formats = formats or found
+        if note:
+            notes.append(f"{name}: {note}")
         pooled = pool.add(model.graph, "" if not buckets else f"{len(buckets)}:")
         buckets.append(Bucket(name, dict(spec.binding.dims), model.graph, pooled))
         reports[name] = support(model)
     report = _joined(reports, buckets)
+    report["warnings"] += notes
+    quant: dict[str, Any] = {"weights": weights}
+    if formats:
+        quant["formats"] = formats
     source = specs[0].parsed.path
-    size = _write(out, buckets, pool, report, source, progress or NullProgress())
+    size = _write(out, buckets, pool, report, source, quant, progress or NullProgress())
     return TensorReport(
         str(out),
         size,
@@ -233,6 +252,7 @@ def _write(
     pool: _Pool,
     report: dict[str, Any],
     source: Path,
+    quant: dict[str, Any],
     progress: Progress,
 ) -> int:
     facts = {
@@ -257,7 +277,7 @@ def _write(
         tensors,
         {},
         {},
-        {"weights": "fp32"},
+        quant,
         report,
         {"format": "onnx", "file": source.name, "name": source.stem, "licence": None},
         progress,
