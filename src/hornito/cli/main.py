@@ -33,6 +33,7 @@ VERBS = {
     "bench": "measure prompt and generation speed",
     "tune": "find out which precision is best for a model on this device",
     "profile": "show where the GPU's time goes, by kernel",
+    "compare": "compare a model on the GPU with a reference, value by value",
     "devices": "list the Vulkan devices of this machine",
     "doctor": "check Vulkan, drivers and devices, and say what to do next",
 }

@@ -88,6 +88,17 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
 
 
+def add_backend(parser: argparse.ArgumentParser) -> None:
+    """Adds `--backend`."""
+    parser.add_argument(
+        "--backend",
+        type=one_of(("vulkan", "cpu")),
+        default="vulkan",
+        help="vulkan (default), or cpu: the numpy evaluator, slow and for comparison only",
+        metavar="NAME",
+    )
+
+
 def one_of(values: Sequence[str]) -> Callable[[str], str]:
     """A value type: one of these words. (argparse's own `choices` skips environment values.)"""
 

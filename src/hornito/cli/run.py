@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, cast
 
 from hornito.answer import join_logprobs
 from hornito.cli.chat import interrupting
+from hornito.cli.cpu import run_text
 from hornito.cli.files import SNAPSHOT, expect, read_text_file
 from hornito.cli.forms import FORMS, add_form, form_keywords
 from hornito.cli.model import add_model, load_model
 from hornito.cli.options import (
+    add_backend,
     add_json,
     add_logprobs,
     add_option,
@@ -78,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="print the prompt as the model gets it, and its token count, on stderr",
     )
     add_tensors(parser)
+    add_backend(parser)
     add_json(parser)
 
 
@@ -90,6 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
         expect(arguments.prefix, SNAPSHOT)
     if prompt is None:
         return _chat(arguments)
+    if arguments.backend == "cpu":
+        return run_text(arguments, prompt)
     if arguments.max_tokens is None:
         arguments.max_tokens = 256
     given = {
@@ -140,6 +145,8 @@ def _chat(arguments: argparse.Namespace) -> int:
     """No prompt was given: a chat with the same options."""
     from hornito.cli import chat
 
+    if arguments.backend == "cpu":
+        raise UsageError("--backend cpu needs a prompt: PROMPT, --prompt-file or --ids")
     for flag in ("raw", "json", "show_ids", "verbose", "logprobs", *FORMS):
         value = getattr(arguments, flag)
         if value is not None and value is not False:

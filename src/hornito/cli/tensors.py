@@ -71,8 +71,7 @@ def _compile(parsed: Parsed | None, out: str, arguments: argparse.Namespace) -> 
     from hornito.tensor.package import compile_graphs
 
     with TerminalProgress() as progress:
-        specs, weights = graph_specs(parsed, arguments), arguments.weights or "fp32"
-        report = compile_graphs(specs, out, progress, weights=weights)
+        report = compile_graphs(graph_specs(parsed, arguments), out, progress)
     for warning in report.warnings:
         print(f"hornito: warning: {warning}", file=sys.stderr)
     data = report.to_dict()
@@ -143,7 +142,10 @@ def run(arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from hornito.cache import resolve_model
+    from hornito.cli.cpu import say_cpu
+    from hornito.tensor.buckets import pick
     from hornito.tensor.model import TensorModels
+    from hornito.tensor.reference import evaluate
     from hornito.vk.device import open_device
 
     if arguments.prompt is not None or arguments.prompt_file or arguments.ids:
@@ -154,9 +156,15 @@ def run(arguments: argparse.Namespace) -> int:
     dims = dict(arguments.dim)
     buckets, inputs = _buckets(resolve_model(arguments.model), inputs, dims)
     folder = Path(arguments.output)
-    with open_device(arguments.device) as device, TensorModels(device, buckets) as models:
-        outputs = models.run(inputs, bucket=arguments.bucket, dims=dims)
-        name = device.info.name
+    if arguments.backend == "cpu":
+        say_cpu()
+        shapes = {name: array.shape for name, array in inputs.items()}
+        graph = pick(buckets, shapes, name=arguments.bucket, dims=dims).graph
+        outputs, name = evaluate(graph, inputs), "cpu (numpy reference)"
+    else:
+        with open_device(arguments.device) as device, TensorModels(device, buckets) as models:
+            outputs = models.run(inputs, bucket=arguments.bucket, dims=dims)
+            name = device.info.name
     folder.mkdir(parents=True, exist_ok=True)
     files: dict[str, str] = {}
     for label, array in outputs.items():

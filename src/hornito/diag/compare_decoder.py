@@ -1,0 +1,389 @@
+"""The two sides of a decoder's comparison: the device, bucket by bucket, and the numpy evaluator.
+
+Both give every value of the graph at every position of a sequence, and what each layer's cache
+holds there, as `NAME.keys` and `NAME.values` of its cache token NAME.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hornito.diag.compare_values import Trace
+from hornito.errors import UsageError
+from hornito.graph.graph import CACHE, FLOAT, Graph
+from hornito.graph.reference import ReferenceState, evaluate
+from hornito.graph.shapes import S
+from hornito.ops.base import BLOCK_POSITIONS, ROW_IGNORE_EOS, ROW_LIVE, Array
+from hornito.quant.formats import weight_format
+from hornito.quant.storage import unpack
+from hornito.runtime.kv_cache import release_blocks
+from hornito.runtime.rows import RowUpdate, row_bytes, words
+from hornito.runtime.session import Session
+
+if TYPE_CHECKING:
+    from hornito.package.reader import Package
+    from hornito.runtime.engine import Engine
+
+Floats = npt.NDArray[np.float32]
+
+CACHED_WEIGHT_BYTES = 4 << 30
+"""Unpacked weights that the evaluator keeps from call to call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A schedule: the bucket of the prompt's rows and that of the steps behind it.
+
+    `prompt` and `step` are rows of a chunk bucket, 1 for the batch bucket of one row, 0 for what
+    `Session` would take.
+    """
+
+    label: str
+    prompt: int
+    step: int
+
+
+class Side(Protocol):
+    """One side of a comparison."""
+
+    graph: Graph
+
+    def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
+        """The most likely tokens behind a prompt."""
+        ...
+
+    def trace(self, run: Run, ids: Sequence[int], prompt: int) -> Trace:
+        """Every value along `ids`, the first `prompt` of which are the prompt."""
+        ...
+
+
+def value_names(graph: Graph) -> list[str]:
+    """What a trace of the graph holds, in graph order."""
+    names = []
+    for node in graph:
+        for name in node.outputs:
+            cached = graph.values[name].dtype == CACHE
+            names += [f"{name}.keys", f"{name}.values"] if cached else [name]
+    return names
+
+
+def makers(graph: Graph) -> dict[str, str]:
+    """The name of the node that makes each value of `value_names`."""
+    found: dict[str, str] = {}
+    for node in graph:
+        for name in node.outputs:
+            found |= {name: node.name, f"{name}.keys": node.name, f"{name}.values": node.name}
+    return found
+
+
+def joined(graph: Graph, reference: Graph) -> dict[str, list[str]]:
+    """Results of linears that a pass made of several, and the results in the reference that lie
+    side by side in them: one linear for each tensor that the pass has joined."""
+    names = {name for node in reference for name in node.outputs}
+    single: dict[tuple[str, ...], list[str]] = {}
+    for node in reference:
+        if node.op == "linear":
+            single.setdefault(node.covers, []).append(node.outputs[0])
+    found = {}
+    for node in graph:
+        if node.op == "linear" and node.outputs[0] not in names:
+            parts = _cut(node.covers, single)
+            if len(parts) > 1:
+                found[node.outputs[0]] = parts
+    return found
+
+
+def _cut(covers: tuple[str, ...], single: Mapping[tuple[str, ...], list[str]]) -> list[str]:
+    """The results whose covers make up `covers` in order; none where they do not. Results of equal
+    covers (slices of one tensor) are taken in turn."""
+    parts: list[str] = []
+    while covers:
+        size = next((n for n in range(1, len(covers) + 1) if covers[:n] in single), 0)
+        turn = [name for name in single.get(covers[:size], ()) if name not in parts]
+        if not turn:
+            return []
+        parts.append(turn[0])
+        covers = covers[size:]
+    return parts
+
+
+def with_joined(graph: Graph, reference: Graph, trace: Trace) -> Trace:
+    """The reference's trace, with the results that `graph` has joined."""
+    more = {
+        name: np.concatenate([trace.values[part] for part in parts], axis=1)
+        for name, parts in joined(graph, reference).items()
+    }
+    return replace(trace, values={**trace.values, **more})
+
+
+class StoredWeights(Mapping[str, Array]):
+    """The weights of a package as fp32 numbers, unpacked when they are asked for."""
+
+    def __init__(self, graph: Graph, package: Package) -> None:
+        self._graph = graph
+        self._package = package
+        self._kept: dict[str, Floats] = {}
+        self._kept_bytes = 0
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._graph.weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._graph.weights)
+
+    def __len__(self) -> int:
+        return len(self._graph.weights)
+
+    def __getitem__(self, name: str) -> Floats:
+        if name in self._kept:
+            return self._kept[name]
+        weight = self._graph.weights[name]
+        data = np.frombuffer(self._package.tensor(name), np.uint8)
+        numbers = unpack(weight_format(weight.dtype), data, weight.shape)
+        if self._kept_bytes + numbers.nbytes <= CACHED_WEIGHT_BYTES:
+            self._kept[name] = numbers
+            self._kept_bytes += numbers.nbytes
+        return numbers
+
+
+class NumpySide:
+    """The reference evaluator in float64, on a package's own weights; it has no schedule.
+
+    Args:
+        context: positions that a plan would have (some models choose their RoPE by it).
+        keep: whether values are kept for `trace`.
+    """
+
+    def __init__(
+        self, graph: Graph, weights: Mapping[str, Array], context: int, *, keep: bool = True
+    ) -> None:
+        self.graph = graph
+        self._weights = weights
+        self._context = context
+        self._keep = keep
+        self._begin()
+
+    def _begin(self) -> None:
+        self._state = ReferenceState(context=self._context)
+        self._ids: list[int] = []
+        self._pieces: list[dict[str, Array]] = []
+
+    def extend(self, ids: Sequence[int]) -> Array:
+        """Evaluate `ids` behind what was evaluated; the logits `[n, V]` after each."""
+        start = len(self._ids)
+        positions = np.arange(start, start + len(ids))
+        inputs: dict[str, Array] = {
+            "ids": np.asarray(ids, np.int64),
+            "positions": positions,
+            "selection": np.arange(len(ids)),
+        }
+        values = evaluate(self.graph, inputs, self._weights, self._state, keep=self._keep)
+        self._ids += ids
+        if self._keep:
+            self._pieces.append(values)
+        return values[self.graph.outputs[0]]
+
+    def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
+        """The most likely tokens behind a prompt."""
+        return list(islice(self.tokens(prompt), steps))
+
+    def tokens(self, prompt: Sequence[int]) -> Iterator[int]:
+        """The most likely tokens behind a prompt, without end."""
+        self._begin()
+        logits = self.extend(prompt)
+        while True:
+            token = int(np.argmax(logits[-1]))
+            yield token
+            logits = self.extend([token])
+
+    def trace(self, run: Run, ids: Sequence[int], prompt: int) -> Trace:
+        """Every value along `ids`, whatever the run."""
+        if self._ids != list(ids[: len(self._ids)]):
+            self._begin()
+        if len(self._ids) < len(ids):
+            self.extend(ids[len(self._ids) :])
+        values: dict[str, Array] = {}
+        for node in self.graph:
+            for name in node.outputs:
+                if self.graph.values[name].dtype == CACHE:
+                    cache = self._state.layer(node.attr("layer"))
+                    for label, held in (("keys", cache.keys), ("values", cache.values)):
+                        rows = [held[i].reshape(-1) for i in range(len(ids))]
+                        values[f"{name}.{label}"] = np.stack(rows)
+                else:
+                    values[name] = np.concatenate([piece[name] for piece in self._pieces])
+        return Trace("", values)
+
+
+class DeviceSide:
+    """A model on the device, whose plan keeps every value (`PlanOptions.keep_values`).
+
+    Args:
+        engine: with one free slot.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.graph = engine.graph
+        self._body: list[str] = []
+        self._tail: list[str] = []
+        for node in self.graph:
+            for name in node.outputs:
+                value = self.graph.values[name]
+                if value.dtype == FLOAT:
+                    (self._tail if value.shape[0] == S else self._body).append(name)
+        self._layers = {
+            name: node.attr("layer")
+            for node in self.graph
+            for name in node.outputs
+            if self.graph.values[name].dtype == CACHE
+        }
+
+    def runs(self) -> list[Run]:
+        """Every schedule there is: each chunk bucket, single steps, and what a session does."""
+        chunks = [rows for kind, rows in self.engine.plan.buckets if kind == "chunk"]
+        return [
+            *(Run(f"chunk {rows}", rows, rows) for rows in chunks),
+            Run("step", 1, 1),
+            Run("prefill, step", 0, 1),
+        ]
+
+    def kernels_with_twins(self, run: Run) -> tuple[set[str], list[str]]:
+        """Of the kernels that a plain twin can replace: those that a run launches, and all that the
+        device offers it."""
+        taken: set[str] = set()
+        offered: dict[str, None] = {}
+        rows = {*((run.prompt,) if run.prompt else ()), *((run.step,) if run.step else ())}
+        for (kind, size), bucket in self.engine.plan.buckets.items():
+            if (0 in (run.prompt, run.step) and kind == "chunk") or size in rows:
+                for site in bucket.sites:
+                    if any(variant.plain for variant in site.admitted):
+                        twins = [v.kernel for v in site.admitted if not v.plain]
+                        offered |= dict.fromkeys(twins)
+                        taken |= {site.taken.kernel} & set(twins)
+        return taken, list(offered)
+
+    def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
+        """The most likely tokens behind a prompt."""
+        found: list[int] = []
+        with Session(self.engine) as session:
+            session.prefill(prompt)
+            while len(found) < steps and session.pending is not None:
+                found.append(session.pending)
+                if len(found) < steps:
+                    session.step(found[-1])
+        return found
+
+    def trace(self, run: Run, ids: Sequence[int], prompt: int) -> Trace:
+        """Every value along `ids`, the first `prompt` of which go through the prompt's bucket."""
+        # What a kernel leaves unwritten shows as NaN.
+        self.engine.poison_activations()
+        pieces: list[dict[str, Array]] = []
+        kernels: dict[str, dict[str, None]] = {}
+        with Session(self.engine) as session:
+            for start, stop, rows in self._calls(run, len(ids), prompt):
+                pieces.append(self._call(session, ids[start:stop], rows))
+                for name, used in self._kernels(rows).items():
+                    kernels.setdefault(name, {}).update(dict.fromkeys(used))
+        values = {
+            name: np.concatenate([piece[name] for piece in pieces])
+            for name in value_names(self.graph)
+        }
+        return Trace(run.label, values, {name: tuple(used) for name, used in kernels.items()})
+
+    def _calls(self, run: Run, count: int, prompt: int) -> Iterator[tuple[int, int, int]]:
+        """(first id, end, bucket rows) of each call; chunks end at multiples of their size."""
+        buckets = sorted({1, *(rows for kind, rows in self.engine.plan.buckets if kind == "chunk")})
+        for at, end, wanted in ((0, prompt, run.prompt), (prompt, count, run.step)):
+            most = wanted or buckets[-1]
+            while at < end:
+                stop = min(end, (at // most + 1) * most)
+                yield at, stop, wanted or next(r for r in buckets if r >= stop - at)
+                at = stop
+
+    def _call(self, session: Session, ids: Sequence[int], rows: int) -> dict[str, Array]:
+        """Evaluate one call; its values and what it left in the caches, a row for each id."""
+        engine, start, live = self.engine, session.position, len(ids)
+        kind = "batch" if rows == 1 else "chunk"
+        session.reserve(start + live)
+        engine.claim_batch()
+        flags = ROW_LIVE | ROW_IGNORE_EOS
+        records = [
+            RowUpdate(token, start + r, session.slot, flags, engine.context + 1, 0)
+            for r, token in enumerate(ids)
+        ]
+        changes = [
+            (f"{kind}.rows", 0, row_bytes(records, rows)),
+            (f"{kind}.call", 0, words(live, 0, 0, 0)),
+        ]
+        engine.wait(engine.submit(changes, engine.recording(kind, rows, "body")))
+        session.ids += ids
+        values: dict[str, Array] = {n: engine.value(kind, rows, n, live) for n in self._body}
+        values |= self._cached(session, start, live)
+        selected = engine.plan.buckets[kind, rows].selected["logits"]
+        tails = [
+            self._selected(kind, rows, live, range(first, min(first + selected, live)))
+            for first in range(0, live, selected)
+        ]
+        return values | {n: np.concatenate([tail[n] for tail in tails]) for n in self._tail}
+
+    def _selected(self, kind: str, rows: int, live: int, picked: range) -> dict[str, Array]:
+        """The values of the tail for some rows of the newest call."""
+        engine = self.engine
+        changes = [(f"{kind}.call", 0, words(live, len(picked), 0, 0))]
+        if kind == "chunk":
+            changes.append((f"{kind}.selection", 0, words(*picked)))
+        engine.wait(engine.submit(changes, engine.recording(kind, rows, "logits")))
+        return {name: engine.value(kind, rows, name, len(picked)) for name in self._tail}
+
+    def _cached(self, session: Session, start: int, live: int) -> dict[str, Array]:
+        """Keys and values `[live, kv_heads * head_dim]` of every layer at the newest positions."""
+        engine = self.engine
+        blocks = session.blocks.share(start + live)
+        try:
+            return {
+                f"{name}.{label}": rows
+                for name, layer in self._layers.items()
+                for label, rows in self._layer(blocks, layer, start, live).items()
+            }
+        finally:
+            release_blocks(engine.pools, blocks, engine.last_ticket)
+
+    def _layer(
+        self, blocks: list[list[int | None]], layer: int, start: int, live: int
+    ) -> dict[str, Array]:
+        engine = self.engine
+        index, kind = next(
+            (i, kind) for i, kind in enumerate(engine.plan.kinds) if layer in kind.layers
+        )
+        size = kind.block_bytes // len(kind.layers)
+        dtype = np.float16 if kind.half else np.float32
+        parts = []
+        for at in range(start // BLOCK_POSITIONS, (start + live - 1) // BLOCK_POSITIONS + 1):
+            block = blocks[index][at]
+            if block is None:
+                raise UsageError(f"layer {layer}: the cache of positions {at * 64}.. was freed")
+            buffer, offset = engine.pools[index].place(block)
+            offset += kind.layers.index(layer) * size
+            data = np.frombuffer(engine.device.download(buffer, offset, size), dtype)
+            shape = (2, kind.kv_heads, BLOCK_POSITIONS, kind.head_dim)
+            parts.append(data.reshape(shape).astype(np.float32))
+        whole = np.concatenate(parts, axis=2)  # [K V, kv_heads, positions, head_dim]
+        first = start % BLOCK_POSITIONS
+        rows = whole[:, :, first : first + live].transpose(0, 2, 1, 3).reshape(2, live, -1)
+        return {"keys": rows[0], "values": rows[1]}
+
+    def _kernels(self, rows: int) -> dict[str, list[str]]:
+        """The kernels of each node in one bucket."""
+        bucket = self.engine.plan.buckets["batch" if rows == 1 else "chunk", rows]
+        found: dict[str, list[str]] = {}
+        for program in (bucket.body, bucket.tails["logits"]):
+            for dispatch in program.dispatches:
+                found.setdefault(dispatch.node, []).append(dispatch.kernel)
+        return found
