@@ -71,7 +71,8 @@ def _compile(parsed: Parsed | None, out: str, arguments: argparse.Namespace) -> 
     from hornito.tensor.package import compile_graphs
 
     with TerminalProgress() as progress:
-        report = compile_graphs(graph_specs(parsed, arguments), out, progress)
+        specs, weights = graph_specs(parsed, arguments), arguments.weights or "fp32"
+        report = compile_graphs(specs, out, progress, weights=weights)
     for warning in report.warnings:
         print(f"hornito: warning: {warning}", file=sys.stderr)
     data = report.to_dict()
