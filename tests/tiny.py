@@ -131,13 +131,24 @@ def open_engine(
     kv_half: bool = False,
     eos_ids: Sequence[int] = (),
     policy: KernelPolicy = DEFAULT_POLICY,
+    submission_ms: float | None = None,
+    recover: bool = False,
     **options: Any,
 ) -> Iterator[Engine]:
     """An engine on a package; `options` are those of `PlanOptions`."""
     with open_package(package) as opened:
         plan = PlanOptions(context=context, kv_half=kv_half, **options)
         graph = Graph.from_json(opened.manifest.graph)
-        engine = Engine(device, opened, graph, plan, eos_ids, policy=policy)
+        engine = Engine(
+            device,
+            opened,
+            graph,
+            plan,
+            eos_ids,
+            policy=policy,
+            submission_ms=submission_ms,
+            recover=recover,
+        )
         try:
             yield engine
         finally:

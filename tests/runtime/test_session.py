@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import hornito.runtime.session as session_module
 from hornito.errors import ContextOverflowError, SessionError, UsageError
+from hornito.runtime import evaluation
 from hornito.runtime.decode import decode
 from hornito.runtime.engine import Engine
 from hornito.runtime.session import Session
@@ -262,8 +262,8 @@ def test_a_new_engine_has_no_records(device: Device, compiled: Compiled) -> None
 def test_an_interrupt_ends_a_prompt_between_chunks(
     shared: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert shared.device.info.kind != "software" or session_module._CHUNKS_AHEAD["software"] == 0
-    monkeypatch.setattr(session_module, "_CHUNKS_AHEAD", {shared.device.info.kind: 0})
+    assert shared.device.info.kind != "software" or evaluation._CHUNKS_AHEAD["software"] == 0
+    monkeypatch.setattr(evaluation, "_CHUNKS_AHEAD", {shared.device.info.kind: 0})
     submitted, done = list[int](), list[int]()
     submit = shared.submit
     with Session(shared) as session, Session(shared) as other:

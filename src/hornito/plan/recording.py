@@ -65,12 +65,21 @@ class Pipelines:
 
 
 def record(
-    device: Device, pipelines: Pipelines, program: Program, address: AddressOf, label: str
+    device: Device,
+    pipelines: Pipelines,
+    program: Program,
+    address: AddressOf,
+    label: str,
+    segment: int = SEGMENT_DISPATCHES,
 ) -> list[Recorder]:
-    """Record a program as segments, to be submitted in order any number of times."""
+    """Record a program as segments, to be submitted in order any number of times.
+
+    Args:
+        segment: most dispatches of one segment.
+    """
     segments: list[Recorder] = []
-    for start in range(0, len(program.dispatches), SEGMENT_DISPATCHES):
-        stop = start + SEGMENT_DISPATCHES
+    for start in range(0, len(program.dispatches), segment):
+        stop = start + segment
         recorder = device.command_buffer(f"{label}[{start}:{stop}]")
         for index in range(start, min(stop, len(program.dispatches))):
             # A recording begins with a barrier of its own.

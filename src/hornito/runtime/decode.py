@@ -82,9 +82,13 @@ def _steps(run: DecodeRun) -> Iterator[Records]:
     """All of a run, with one submission ahead of the one that is read."""
     while True:
         with run.engine.lock:
-            while run.ahead < 2 and not run.arrived and run.left > 0:
-                run.submit()
-            records = run.receive()
+            try:
+                while run.ahead < 2 and not run.arrived and run.left > 0:
+                    run.submit()
+                records = run.receive()
+            except DeviceLostError as lost:
+                run.recover(lost)
+                continue
             if (error := next(filter(None, run.errors), None)) is not None:
                 raise error
         if records is None:
@@ -145,6 +149,7 @@ class DecodeRun:
         self.edits = [s.edits for s in sessions]
         self.over = [limit <= s.position for s, limit in zip(sessions, self.limits, strict=True)]
         self.owns_rows = False
+        self._recovered: list[int] | None = None  # the positions at the last loss
         self.in_flight: list[tuple[int, int]] = []  # (ticket, steps)
         self.arrived: list[Records] = []  # read from the device, not yielded yet
 
@@ -199,6 +204,25 @@ class DecodeRun:
                 for i in range(len(self.sessions)):
                     self._feed_forced(i, records[i])
             return records
+
+    def recover(self, error: DeviceLostError) -> None:
+        """After a loss, evaluate the sessions again where the engine recovers; the run goes on.
+
+        Raises:
+            DeviceLostError: the engine does not recover, or nothing was gained since the last loss.
+        """
+        if not self.engine.recover:
+            raise self.engine.lost_error(error) from error
+        self.in_flight.clear()
+        self.owns_rows = False
+        if self.arrived:
+            return  # the sessions take them over first
+        if self._recovered == self.position:
+            raise error
+        self._recovered = list(self.position)
+        for session in self.sessions:
+            session.revive()
+        self.submitted = [session.position for session in self.sessions]
 
     def _submit(self, count: int) -> None:
         engine = self.engine
@@ -352,6 +376,8 @@ class DecodeRun:
     def _check_sessions(self) -> None:
         for session, position, edits in zip(self.sessions, self.position, self.edits, strict=True):
             session.check_open()
+            if session.generation != self.engine.generation:
+                raise self.engine.lost_error()
             if session.position != position or session.edits != edits:
                 raise SessionError(
                     f"a session moved from position {position} to {session.position} while a "

@@ -12,21 +12,21 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from hornito.errors import HornitoError, SessionError
+from hornito.errors import DeviceLostError, HornitoError, SessionError
 from hornito.graph.graph import Graph
 from hornito.graph.shapes import S, bind
 from hornito.ops.base import MOST_TOP, Operand
 from hornito.ops.head import RECORD_BYTES
-from hornito.ops.rope import original_max
-from hornito.plan.plan import RING, Plan, PlanOptions, build_plan
-from hornito.plan.recording import Pipelines, record
+from hornito.plan.plan import RING, PlanOptions, build_plan
+from hornito.plan.recording import SEGMENT_DISPATCHES, Pipelines, record
 from hornito.progress import NullProgress, Progress
 from hornito.runtime.guard import uninterrupted
+from hornito.runtime.identity import kv_identity
 from hornito.runtime.kv_cache import BlockCopy, BlockPool, BlockTables
 from hornito.runtime.memory import (
     check_memory,
@@ -35,7 +35,10 @@ from hornito.runtime.memory import (
     readback_items,
     state_items,
 )
+from hornito.runtime.pacing import BOUND_MS, Pacer, usual_bound
 from hornito.runtime.settle import KernelPolicy, first_options, settle
+from hornito.vk import api
+from hornito.vk.device import open_device
 from hornito.vk.memory import Arena
 
 if TYPE_CHECKING:
@@ -84,8 +87,12 @@ class Engine:
         progress: told about pipelines and weights.
         precision: of activations, as the caller chose it.
         policy: how kernels are chosen and proved.
+        submission_ms: most milliseconds of GPU time in one submission; by default 200, and on
+            discrete GPUs no bound (None).
+        recover: after a loss, open the device again and evaluate the sessions' tokens again.
 
     Attributes:
+        generation: counts how often the device was opened again.
         trust: what the self-test says of the kernels.
         identity: what must be equal for a saved KV cache to be usable here.
 
@@ -104,6 +111,8 @@ class Engine:
         *,
         precision: str = "normal",
         policy: KernelPolicy = DEFAULT_POLICY,
+        submission_ms: float | None = None,
+        recover: bool = False,
     ) -> None:
         self.device = device
         self.graph = graph
@@ -114,20 +123,17 @@ class Engine:
         self.plan = build_plan(graph, device.caps, self.options)
         self.memory = memory_plan(self.plan, self.options)
         check_memory(device, self.memory, self.options)
-        self.identity = _identity(package, graph, self.plan, options, precision)
+        self.identity = kv_identity(package, graph, self.plan, options, precision)
         self.context = options.context
         self.vocabulary = self.plan.vocabulary
-        self._arenas: list[Arena] = []
-        self._recordings: dict[tuple[str, int, str], list[Recorder]] = {}
-        self._preludes: list[Recorder] = []
-        self._copies: dict[tuple[str, int], Recorder] = {}
-        self.pools: list[BlockPool] = []
+        self.recover = recover
+        self.generation = 0
+        self._submission_ms = submission_ms or usual_bound(device.info.kind)
+        self._forget()
         self.lock = threading.RLock()
         self.sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self.snapshots: weakref.WeakSet[Snapshot] = weakref.WeakSet()
         self.counters = Counters()
-        self._queued: list[BlockCopy] = []
-        self.last_ticket = 0
         self._closed = False
         self._package = package
         self._policy = policy
@@ -138,17 +144,70 @@ class Engine:
             raise
         self._free_slots = list(range(options.slots - 1, -1, -1))
         self._emitted = {kind: [0] * rows for kind, rows in self._kind_rows().items()}
-        self._release_batch: Callable[[], None] | None = None
 
     # -- set-up -----------------------------------------------------------------------------
 
+    def _forget(self) -> None:
+        """Nothing is on the device."""
+        self._built = False
+        self._arenas: list[Arena] = []
+        self._recordings: dict[tuple[str, int, str], list[Recorder]] = {}
+        self._preludes: list[Recorder] = []
+        self._copies: dict[tuple[str, int], Recorder] = {}
+        self.pools: list[BlockPool] = []
+        self._queued: list[BlockCopy] = []
+        self._release_batch: Callable[[], None] | None = None
+        self.last_ticket = 0
+
     def _build(self, progress: Progress) -> None:
         """Everything that lives on the device, from nothing."""
+        self.pacer = Pacer(self.device, self._submission_ms)
         self._allocate()
         self.pipelines = Pipelines(self.device)
         self._upload_weights(self._package, progress)
         self._write_constants()
         self.trust = settle(self, progress, self._policy)
+        self._built = True
+
+    def revive(self) -> None:
+        """After a loss of the device, open it again and put all but the KV cache on it.
+
+        Prompts are evaluated in chunks of half the rows from then on, in submissions of bounded
+        time. On a device that is well this does nothing.
+
+        Raises:
+            DeviceLostError: the engine does not recover, or the device was lost again.
+            NoDeviceError: the device is gone.
+        """
+        if self._closed or (self._built and not self.device.lost):
+            return
+        if not self.recover:
+            raise self.lost_error()
+        log.warning("%s was lost; it is opened again", self.device.info.name)
+        uuid, validate = self.device.info.uuid, self.device.validating
+        self._forget()
+        self.generation += 1
+        self.device.close()
+        self.device = open_device(uuid, validate=validate)
+        rows = sorted(self.options.chunk_rows)
+        if rows and rows[-1] > 1:
+            rows = sorted({*rows[:-1], rows[-1] // 2})
+        self._submission_ms = self._submission_ms or BOUND_MS
+        self.options = replace(self.options, chunk_rows=tuple(rows))
+        self.plan = build_plan(self.graph, self.device.caps, self.options)
+        self.memory = memory_plan(self.plan, self.options)
+        self._build(NullProgress())
+
+    def lost_error(self, error: DeviceLostError | None = None) -> DeviceLostError:
+        """What to do after a loss, for the user."""
+        text = str(error) if error else f"device {self.device.info.name} was lost"
+        return DeviceLostError(
+            f"{text.partition(';')[0]}, and with it the KV cache of every session on it. Load the "
+            "model again; with recover=True (--recover) the device is opened again and the "
+            "sessions' tokens are evaluated again by themselves. Where it happens often, bound the "
+            "work of one submission: submission_ms=50 (--submission-ms 50)",
+            code=api.VK_ERROR_DEVICE_LOST,
+        )
 
     @property
     def pipeline_count(self) -> int:
@@ -224,6 +283,13 @@ class Engine:
     def recording(self, kind: str, rows: int, part: str) -> list[Recorder]:
         """The recorded body (`part="body"`) or tail of a bucket, recorded when first used."""
         key = (kind, rows, part)
+        made = self._recordings.get(key)
+        size = self.pacer.segment(kind, SEGMENT_DISPATCHES)
+        if made is not None and (factor := self.pacer.too_long(made)):
+            size = max(1, int(max(r.dispatch_count for r in made) / (1.25 * factor)))
+            for recorder in made:
+                recorder.free()
+            del self._recordings[key]
         if key not in self._recordings:
             bucket = self.plan.buckets[kind, rows]
             program = bucket.body if part == "body" else bucket.tails[part]
@@ -233,6 +299,7 @@ class Engine:
                 program,
                 lambda operand: self.address(kind, operand),
                 f"{kind}{rows}.{part}",
+                size,
             )
         return self._recordings[key]
 
@@ -275,7 +342,8 @@ class Engine:
             try:
                 if updates or self._queued:
                     runs.insert(0, self._prelude(updates))
-                self.last_ticket = self.device.submit(runs)
+                for group in self.pacer.cut(runs):
+                    self.last_ticket = self.device.submit(self.pacer.timed(group))
             except BaseException:
                 # Nothing has reached the device: the next submission brings all of it.
                 self.tables.forget_device()
@@ -514,29 +582,6 @@ def not_finite(records: Sequence[Record], row: int) -> HornitoError | None:
         "run `hornito verify` on the package, or load with precision high (--precision high, or "
         "precision='high')"
     )
-
-
-def _identity(
-    package: Package, graph: Graph, plan: Plan, options: PlanOptions, precision: str
-) -> dict[str, Any]:
-    """What a KV cache depends on, as plain JSON types; the first that differs is named."""
-    manifest = package.manifest
-    longest = original_max(graph)
-    return {
-        "weights": manifest.quant.get("weights"),
-        "precision": precision,
-        "kv": "fp16" if options.kv_half else "fp32",
-        "rope_theta": manifest.facts.get("rope_theta"),
-        "rope_scaling": manifest.facts.get("rope_scaling"),
-        "rope_factors": None
-        if longest is None
-        else "long"
-        if options.context > longest
-        else "short",
-        "windows": [kind.window for kind in plan.kinds],
-        "kinds": [[kind.kv_heads, kind.head_dim, list(kind.layers)] for kind in plan.kinds],
-        "package": manifest.identity(),
-    }
 
 
 def _top(words: npt.NDArray[np.uint32]) -> tuple[tuple[int, float], ...]:

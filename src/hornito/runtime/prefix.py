@@ -39,6 +39,8 @@ def best_match(snapshots: Iterable[Snapshot], ids: Sequence[int]) -> Match | Non
     """
     best: Match | None = None
     for snapshot in snapshots:
+        if snapshot.lost:
+            continue
         tokens = min(common_prefix(snapshot.ids, ids), len(ids) - 1)
         if tokens < snapshot.position and tokens < snapshot.first_kept:
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,30 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import ContextOverflowError, SessionError, UsageError
-from hornito.ops.base import ROW_EMBEDDED, ROW_IGNORE_EOS, ROW_LIVE
-from hornito.runtime.engine import Engine, Record, not_finite
+from hornito.runtime.engine import Engine
+from hornito.runtime.evaluation import LOST, Evaluation, FloatArray, recovering
 from hornito.runtime.guard import locked, uninterrupted
-from hornito.runtime.kv_cache import SequenceBlocks, share_blocks
+from hornito.runtime.kv_cache import share_blocks
 from hornito.runtime.logit_rows import logit_rows
 from hornito.runtime.overflow import Overflow
-from hornito.runtime.rows import RowUpdate, row_bytes, words
 from hornito.runtime.sampler import Sampler, mask_update, sampling_updates
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 
 if TYPE_CHECKING:
     import os
 
-    from hornito.vk.record import Recorder
 
-FloatArray = npt.NDArray[np.float32]
-
-# Chunks of a prompt that may be submitted and not yet done. An interrupt is noticed between chunks,
-# and closing waits for all of them, so slow devices get no more than they need to stay busy.
-_CHUNKS_AHEAD = {"software": 0, "integrated": 1}
-_CHUNKS_AHEAD_DISCRETE = 3
-
-
-class Session:
+class Session(Evaluation):
     """A sequence on an engine; made by `Session(engine)`, ended by `close()` or `with`.
 
     Attributes:
@@ -60,18 +49,16 @@ class Session:
     def _begin(self, slot: int) -> None:
         engine = self.engine
         self.slot = slot
-        self.ids: list[int] = []
-        self.pending: int | None = None
-        self.record: Record | None = None
-        self.records: list[Record] = []
-        self.sampler: Sampler | None = None
+        self.ids = []
+        self.pending = None
+        self.record = None
+        self.records = []
+        self.sampler = None
         self.fresh = False
         self.edits = 0
         self.holder: object = None  # the decode run whose steps have blocks reserved here
-        self.vectors: dict[int, FloatArray] = {}
-        self.blocks = SequenceBlocks(
-            engine.pools, engine.tables, self.slot, engine.options.rewind_budget
-        )
+        self.vectors = {}
+        self._new_blocks()
         self._closed = False
         engine.sessions.add(self)
 
@@ -86,14 +73,9 @@ class Session:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-    @property
-    def position(self) -> int:
-        """Tokens evaluated so far, which is the position of the next one."""
-        return len(self.ids)
-
     # -- evaluation -------------------------------------------------------------------------
 
-    @locked
+    @recovering
     def prefill(
         self,
         ids: Sequence[int] = (),
@@ -172,29 +154,6 @@ class Session:
             constraint.accept(self.pending)
         tell(live)
 
-    def _run_before_last(
-        self, ids: list[int], chunk: int | None, tell: Callable[[int], object]
-    ) -> tuple[int, int, int]:
-        """Evaluate every chunk but the last, which is returned as `_schedule` gives it."""
-        engine = self.engine
-        ahead = _CHUNKS_AHEAD.get(engine.device.info.kind, _CHUNKS_AHEAD_DISCRETE)
-        chunks = list(self._schedule(len(ids), chunk))
-        flight: deque[tuple[int, int]] = deque()
-        for start, rows, live in chunks[:-1]:
-            self._evaluate(ids[start : start + live], rows, "none")
-            flight.append((engine.last_ticket, live))
-            while len(flight) > ahead:
-                ticket, count = flight.popleft()
-                engine.wait(ticket)
-                tell(count)
-        for _, count in flight:  # done before the last chunk is
-            tell(count)
-        return chunks[-1]
-
-    def _forget_vectors(self, position: int) -> None:
-        """Drop the embeddings at and behind a position."""
-        self.vectors = {at: row for at, row in self.vectors.items() if at < position}
-
     def _admit_rows(self, embeddings: npt.ArrayLike) -> FloatArray:
         """The embeddings as fp32 rows, when they can be evaluated."""
         self.check_open()
@@ -211,7 +170,7 @@ class Session:
         """Evaluate one token and find the next."""
         self.prefill([token])
 
-    @locked
+    @recovering
     def logprobs(self, ids: Sequence[int], *, chunk: int | None = None) -> FloatArray:
         """Evaluate `ids` and return the log-probability of each, given all before it.
 
@@ -229,7 +188,7 @@ class Session:
         self._evaluate(ids[-1:], 1, "argmax")
         return out
 
-    @locked
+    @recovering
     def prefill_logits(self, ids: Sequence[int], *, chunk: int | None = None) -> FloatArray:
         """Evaluate `ids` as `prefill` does and return the logits after each, `[n, V]` fp32."""
         vocabulary = self.engine.vocabulary
@@ -239,7 +198,7 @@ class Session:
             out[rows.first :][: rows.count] = found.reshape(-1, vocabulary)
         return out
 
-    @locked
+    @recovering
     def logits(self) -> FloatArray:
         """The logits `[V]` after the last evaluated token.
 
@@ -313,150 +272,9 @@ class Session:
                 context=self.engine.context,
             )
 
-    def _schedule(self, count: int, chunk: int | None) -> Iterator[tuple[int, int, int]]:
-        """(start, bucket rows, live rows) of each chunk, cut at multiples of the largest bucket."""
-        buckets = sorted({1, *(r for kind, r in self.engine.plan.buckets if kind == "chunk")})
-        if chunk is not None and chunk not in buckets:
-            raise UsageError(f"chunk must be one of {buckets}, not {chunk}")
-        most = chunk or buckets[-1]
-        start = 0
-        position = self.position
-        while start < count:
-            live = min(count - start, most - (position + start) % most)
-            rows = next(r for r in buckets if r >= live)
-            yield start, rows, live
-            start += live
-
-    def _evaluate(
-        self,
-        ids: Sequence[int],
-        rows: int,
-        tail: str,
-        updates: Sequence[tuple[str, int, bytes]] = (),
-    ) -> int:
-        """Run one call over `ids` (at most `rows`) and wait for it.
-
-        Returns:
-            the selected row of the tail that belongs to the last id.
-        """
-        engine = self.engine
-        kind = "batch" if rows == 1 else "chunk"
-        live = len(ids)
-        self.reserve(self.position + live)
-        if kind == "batch":
-            engine.claim_batch()
-        every = tail == "logprob" or kind == "batch"
-        picked = range(live) if every else [live - 1]
-        records = [
-            RowUpdate(
-                max(token, 0),
-                self.position + r,
-                self.slot,
-                ROW_LIVE | ROW_IGNORE_EOS | (ROW_EMBEDDED if token == EMBEDDED else 0),
-                engine.context + 1,
-                engine.emitted(kind, picked.index(r)) if r in picked else 0,
-            )
-            for r, token in enumerate(ids)
-        ]
-        changes = [
-            *updates,
-            (f"{kind}.rows", 0, row_bytes(records, rows)),
-            (f"{kind}.call", 0, words(live, len(picked), 0, 0)),
-        ]
-        changes += self._embedded_rows(kind, ids)
-        if kind == "chunk":
-            changes.append((f"{kind}.selection", 0, words(*picked)))
-        runs: list[Recorder] = list(engine.recording(kind, rows, "body"))
-        if tail != "none":
-            runs += engine.recording(kind, rows, tail)
-        if tail == "logits":
-            runs.append(engine.logits_copy(kind, rows))
-        with uninterrupted():
-            ticket = engine.submit(changes, runs)
-            self.ids += ids
-            self.pending = None
-            self.fresh = True
-            self.edits += 1
-            engine.counters.evaluated_tokens += live
-        if tail == "none":
-            return 0
-        try:
-            engine.wait(ticket)
-        except BaseException:
-            # Their records are never read: later calls must not take them for their own.
-            engine.skip_records(kind, len(picked), 1)
-            raise
-        if tail in ("argmax", "logprob"):
-            self._collect(kind, len(picked))
-        return len(picked) - 1
-
-    def _embedded_rows(self, kind: str, ids: Sequence[int]) -> list[tuple[str, int, bytes]]:
-        """The updates that give the embeddings among `ids` to the device."""
-        row_size = self.engine.plan.width * 4
-        return [
-            (f"{kind}.embedded", r * row_size, self.vectors[self.position + r].tobytes())
-            for r, token in enumerate(ids)
-            if token == EMBEDDED
-        ]
-
-    def _tail(
-        self,
-        kind: str,
-        rows: int,
-        tail: str,
-        live: int,
-        picked: Sequence[int],
-        *,
-        copy: bool = False,
-        updates: Sequence[tuple[str, int, bytes]] = (),
-    ) -> None:
-        """Run a tail over rows of the call before, whose body is still in the activations.
-
-        With `copy`, logits are brought to the host's buffer.
-        """
-        engine = self.engine
-        changes = [*updates, (f"{kind}.call", 0, words(live, len(picked), 0, 0))]
-        if kind == "chunk":
-            changes.append((f"{kind}.selection", 0, words(*picked)))
-        runs = list(engine.recording(kind, rows, tail))
-        if copy:
-            runs.append(engine.logits_copy(kind, rows))
-        ticket = engine.submit(changes, runs)
-        try:
-            engine.wait(ticket)
-        except BaseException:
-            # Their records are never read: later calls must not take them for their own.
-            if tail in ("argmax", "sample"):
-                engine.skip_records(kind, len(picked), 1)
-            raise
-
-    def _collect(self, kind: str, picked: int, tops: Sequence[int] = ()) -> None:
-        """Read the records of a call; the last one's token is the pending one."""
-        records = self.engine.take_records(kind, picked, 1, tops)
-        for row, found in enumerate(records):
-            if (error := not_finite(found, row)) is not None:
-                raise error
-        if not all(records):
-            raise SessionError(f"the device returned no record for row {records.index([])}")
-        self.records = [found for (found,) in records]
-        self.record = self.records[-1]
-        self.pending = self.record.token
-
     # -- blocks -----------------------------------------------------------------------------
 
-    def reserve(self, end: int) -> None:
-        """Own alone the blocks of every position from the current one up to `end`.
-
-        Raises:
-            DeviceMemoryError: the pool is exhausted.
-        """
-        engine = self.engine
-        end = min(end, engine.context)
-        with uninterrupted():
-            copies = self.blocks.prepare(self.position, end, engine.last_ticket)
-            engine.queue_copies(copies)
-
-    @locked
+    @recovering
     def rewind(self, position: int, *, refill: bool = False) -> None:
         """Forget everything from `position` on.
 
@@ -495,7 +313,7 @@ class Session:
             self.pending = None
         self.fresh = False
 
-    @locked
+    @recovering
     def rebuild(
         self,
         ids: Sequence[int],
@@ -526,7 +344,7 @@ class Session:
 
     # -- snapshots --------------------------------------------------------------------------
 
-    @locked
+    @recovering
     def snapshot(self) -> Snapshot:
         """What the session is now, sharing its blocks; nothing is copied."""
         self.check_open()
@@ -544,6 +362,8 @@ class Session:
     def restore(self, snapshot: Snapshot) -> None:
         """Become what the snapshot is: block tables are edited, nothing is evaluated or copied.
 
+        A snapshot of a device that was lost is evaluated again, where the engine recovers.
+
         Raises:
             SessionError: the snapshot was released or is another engine's.
         """
@@ -551,16 +371,26 @@ class Session:
         snapshot.check()
         if snapshot.engine is not self.engine:
             raise SessionError("a snapshot can be restored only on the engine that it was made on")
+        self.engine.revive()
+        lost = snapshot.lost
         with uninterrupted():
-            shared = [list(blocks) for blocks in snapshot.blocks]
-            share_blocks(self.engine.pools, shared)
-            self.blocks.replace(shared, self.engine.last_ticket)
+            if self.generation != self.engine.generation:
+                self._new_blocks()  # those of the lost device are of no use
+            if not lost:
+                shared = [list(blocks) for blocks in snapshot.blocks]
+                share_blocks(self.engine.pools, shared)
+                self.blocks.replace(shared, self.engine.last_ticket)
             self.ids = list(snapshot.ids)
             self.vectors = dict(snapshot.vectors)
             self.pending = snapshot.pending
             self.sampler = snapshot.sampler
             self.fresh = False
             self.edits += 1
+        if lost:
+            self.blocks.truncate(0, self.engine.last_ticket)
+            self.generation = LOST
+            self.revive()
+            snapshot.adopt(self.blocks.share(self.position))
 
     @locked
     def fork(self) -> Session:

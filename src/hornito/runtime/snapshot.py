@@ -32,6 +32,7 @@ class Snapshot:
         vectors: the positions that were given as embeddings.
         sampler: what drew the pending token; None for the most likely one.
         messages: the conversation that the tokens are the beginning of, when they came from one.
+        generation: the engine's when it was made; of an earlier one, the blocks are lost.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Snapshot:
         self.vectors = vectors
         self.sampler = sampler
         self.messages: tuple[dict[str, str], ...] = ()
+        self.generation = engine.generation
         self._blocks = blocks
         self._released = False
         engine.snapshots.add(self)
@@ -73,10 +75,20 @@ class Snapshot:
         """The blocks by kind and index.
 
         Raises:
-            SessionError: the snapshot was released.
+            SessionError: the snapshot was released, or its device was lost.
         """
         self.check()
+        if self.lost:
+            raise SessionError(
+                "the keys and values of this snapshot were on a device that was lost; a session "
+                "that restores it evaluates its tokens again"
+            )
         return self._blocks
+
+    @property
+    def lost(self) -> bool:
+        """Whether its keys and values were on a device that was lost."""
+        return self.generation != self.engine.generation or self.engine.device.lost
 
     @property
     def nbytes(self) -> int:
@@ -95,6 +107,11 @@ class Snapshot:
         if self.engine.closed:
             raise SessionError("the model of this snapshot is closed")
 
+    def adopt(self, blocks: Blocks) -> None:
+        """Take over blocks that hold the same tokens, in place of those of a lost device."""
+        self._blocks = blocks
+        self.generation = self.engine.generation
+
     def save(self, path: str | os.PathLike[str]) -> int:
         """Write the snapshot to a file and return its size in bytes.
 
@@ -112,7 +129,7 @@ class Snapshot:
                 return
             self._released = True
             self.engine.snapshots.discard(self)
-            if not self.engine.closed:
+            if not self.engine.closed and self.generation == self.engine.generation:
                 release_blocks(self.engine.pools, self._blocks, self.engine.last_ticket)
 
     def __del__(self) -> None:

@@ -451,6 +451,11 @@ class Device:
         """Whether the device was lost."""
         return self._lost
 
+    @property
+    def validating(self) -> bool:
+        """Whether the validation layer is on."""
+        return self._instance.validate
+
     def time_submissions(self) -> SubmissionTimer | None:
         """Measure the GPU time of all submissions from now on; None without timestamps."""
         if self._queue.timer is None and self.caps.timestamp_bits:

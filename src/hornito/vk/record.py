@@ -56,12 +56,14 @@ class Recorder:
         label: names the recording in errors and reports.
         dispatch_count, barrier_count: what was recorded since the last reset (the two implied
             barriers are not counted).
+        gpu_ns: GPU time of one run, as far as somebody measured it; 0 when nobody did.
     """
 
     def __init__(self, device: Device, label: str) -> None:
         self.label = label
         self.dispatch_count = 0
         self.barrier_count = 0
+        self.gpu_ns = 0.0
         self.last_ticket = 0  # of the newest submission that holds this recording
         self.ended = False
         self._device: Device | None = device

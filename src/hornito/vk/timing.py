@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from hornito.vk.record import Recorder
@@ -19,11 +19,15 @@ class SubmissionTimer:
     do does not count, and work that waits behind other work is not counted twice.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(
+        self, device: Device, note: Callable[[Sequence[Recorder], int], object] | None = None
+    ) -> None:
+        """Begin; `note` is called with each submission's recordings and its nanoseconds."""
         self._device = device
+        self._note = note
         self._lock = threading.Lock()
         self._free: list[tuple[Recorder, Recorder]] = []
-        self._running: list[tuple[Recorder, Recorder]] = []
+        self._running: list[tuple[Recorder, Recorder, Sequence[Recorder]]] = []
         self._nanoseconds = 0
         self.submissions = 0
 
@@ -33,9 +37,15 @@ class SubmissionTimer:
             if len(self._running) >= 64:
                 self._collect(self._device.completed())
             first, last = self._free.pop() if self._free else (self._stamp(), self._stamp())
-            self._running.append((first, last))
+            self._running.append((first, last, recordings if self._note else ()))
             self.submissions += 1
         return [first, *recordings, last]
+
+    def collect(self) -> None:
+        """Read the submissions that are done, without waiting for any."""
+        with self._lock:
+            if self._running:
+                self._collect(self._device.completed())
 
     def seconds(self) -> float:
         """GPU time of every submission since the timer was made; waits for the last one."""
@@ -53,14 +63,16 @@ class SubmissionTimer:
         """Read the submissions up to ticket `done`, or all of them."""
         device = self._device
         left = []
-        for first, last in self._running:
+        for first, last, recordings in self._running:
             if last.last_ticket == 0 or (done is not None and last.last_ticket > done):
-                left.append((first, last))
+                left.append((first, last, recordings))
                 continue
             begin, end = device.read_timestamps(first)[0], device.read_timestamps(last)[0]
             if end < begin:  # the counter wrapped in between
                 wrap = (1 << device.caps.timestamp_bits) * device.caps.timestamp_period_ns
                 end += round(wrap)
             self._nanoseconds += end - begin
+            if self._note is not None:
+                self._note(recordings, end - begin)
             self._free.append((first, last))
         self._running = left
