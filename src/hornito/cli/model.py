@@ -44,7 +44,13 @@ def add_model_options(parser: argparse.ArgumentParser, *, precision: str | None 
     _add_choice(parser, "--weights", WEIGHTS, None, "weights, when MODEL is no package")
 
 
-def load_model(arguments: argparse.Namespace, progress: Progress) -> LLM:
+def load_model(
+    arguments: argparse.Namespace,
+    progress: Progress,
+    *,
+    slots: int = 1,
+    kv_bytes: int | None = None,
+) -> LLM:
     """The model that the arguments of `add_model` describe."""
     import hornito
 
@@ -55,6 +61,8 @@ def load_model(arguments: argparse.Namespace, progress: Progress) -> LLM:
         precision=arguments.precision,
         kv=arguments.kv,
         weights=arguments.weights,
+        slots=slots,
+        kv_bytes=kv_bytes,
         verify=arguments.verify,
         progress=progress,
     )

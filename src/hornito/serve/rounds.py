@@ -124,12 +124,17 @@ class Rounds:
             if job is None:
                 return
             work = job.work
-            constraint = None if work.form is None else self.llm.grammars.start(work.form)
             job.session = self.llm.session()
-            job.sampler = Sampler.start(work.params, len(work.ids), constraint)
             self.running.append(job)
-            if job.work.scores is None:
-                job.cached = job.evaluated = self.cache.start(job.session, job.work.ids)
+            try:
+                constraint = None if work.form is None else self.llm.grammars.start(work.form)
+                job.sampler = Sampler.start(work.params, len(work.ids), constraint)
+                if work.scores is None:
+                    job.cached = job.evaluated = self.cache.start(job.session, work.ids)
+            except DeviceLostError:
+                raise
+            except HornitoError as error:
+                self._fail(job, error)
 
     def _retire(self, job: Job, outcome: str) -> None:
         """Give the slot of an answer back, and keep what it evaluated."""

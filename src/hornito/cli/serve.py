@@ -1,0 +1,140 @@
+"""`hornito serve MODEL`: one model for many clients, over OpenAI's HTTP interface."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hornito.cli.model import add_model, load_model
+from hornito.cli.options import add_option, add_sampling, positive_int, sampling_keywords, whole
+from hornito.errors import UsageError
+from hornito.progress import NullProgress, TerminalProgress
+
+if TYPE_CHECKING:
+    from hornito.api import LLM
+    from hornito.progress import Progress
+    from hornito.serve.app import Service
+    from hornito.serve.server import Address
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declares the verb's command line."""
+    add_model(parser)
+    add_option(parser, "--host", default="127.0.0.1", help="address to listen on", metavar="HOST")
+    add_option(parser, "--port", type=whole, default=8000, help="port to listen on", metavar="N")
+    add_option(parser, "--name", help="name of the model for clients (default: the file's)")
+    add_option(
+        parser,
+        "--slots",
+        type=positive_int,
+        default=4,
+        help="answers made at the same time (default 4)",
+        metavar="N",
+    )
+    add_option(
+        parser,
+        "--queue",
+        type=positive_int,
+        default=64,
+        help="answers that may wait; what comes then gets status 429 (default 64)",
+        metavar="N",
+    )
+    add_option(
+        parser,
+        "--cache-bytes",
+        type=whole,
+        help="memory for prefixes of earlier requests; 0 keeps none (default: what the KV pools "
+        "have left)",
+        metavar="N",
+    )
+    add_option(parser, "--kv-bytes", type=positive_int, help="size of the KV pools", metavar="N")
+    add_option(parser, "--api-key", help="what clients must send", metavar="KEY")
+    add_option(
+        parser,
+        "--cors-origin",
+        help="web origin that browsers may call from; may be repeated",
+        metavar="URL",
+        repeat=True,
+    )
+    add_option(
+        parser,
+        "--drain-seconds",
+        type=whole,
+        default=60,
+        help="how long running answers may take after SIGTERM (default 60)",
+        metavar="N",
+    )
+    add_sampling(parser)
+    add_option(parser, "--tokenizer", help="tokenizer.json of an encoder", metavar="FILE")
+    parser.add_argument("--log", action="store_true", help="print a line for each request")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Loads the model and serves it until a signal."""
+    try:
+        from hornito.serve.server import Address, Server, bind
+    except ImportError as error:
+        raise UsageError(
+            f"serving needs the serve extra ({error.name} is missing): pip install 'hornito[serve]'"
+        ) from error
+    address = Address(
+        arguments.host,
+        arguments.port,
+        arguments.api_key,
+        tuple(arguments.cors_origin or ()),
+        arguments.drain_seconds,
+        arguments.log,
+    )
+    bind(address.host, address.port).close()  # before the model is loaded
+    server = Server(_service(arguments), address)
+    _announce(server.url, address)
+    server.run()
+    return 0
+
+
+def _service(arguments: argparse.Namespace) -> Service:
+    from hornito.serve.metrics import Metrics
+    from hornito.serve.scheduler import Scheduler
+    from hornito.serve.service import TextService
+
+    sampling = sampling_keywords(arguments)
+    with TerminalProgress() as progress:
+        llm = load(arguments, progress)
+        progress.finish()
+    metrics = Metrics()
+    scheduler = Scheduler(
+        llm,
+        queue_limit=arguments.queue,
+        cache_bytes=arguments.cache_bytes,
+        reload=lambda: load(arguments, NullProgress()),
+        watch=metrics,
+    )
+    metrics.follow(scheduler)
+    print(f"hornito: {llm.device_line}\n{llm.plan_summary()}", file=sys.stderr)
+    return TextService(scheduler, metrics, arguments.name or _name(arguments.model), sampling)
+
+
+def load(arguments: argparse.Namespace, progress: Progress) -> LLM:
+    """The model, with the slots that were asked for."""
+    return load_model(arguments, progress, slots=arguments.slots, kv_bytes=arguments.kv_bytes)
+
+
+def _name(model: str) -> str:
+    """What clients call a model that came without a name: its file's, without the ending."""
+    name = Path(model).name or model
+    for ending in (".vxm", ".gguf", ".onnx"):
+        name = name.removesuffix(ending)
+    return name
+
+
+def _announce(url: str, address: Address) -> None:
+    print(f"hornito: listening on {url} (OpenAI's interface at {url}/v1)", file=sys.stderr)
+    if not address.loopback and address.api_key is None:
+        print(
+            "hornito: warning: everyone who reaches this address can use the model; --api-key KEY "
+            "asks for a key",
+            file=sys.stderr,
+        )
+    sys.stderr.flush()

@@ -1,0 +1,317 @@
+"""Requests in OpenAI's words. A field that is accepted has its effect; all others are errors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hornito.errors import UsageError
+from hornito.ops.base import MOST_TOP
+from hornito.runtime.sampler import SEED_LIMIT, SamplingParams, sampling_params
+from hornito.serve.errors import ApiError, api_error
+from hornito.serve.fields import MISSING, Fields
+
+MOST_CHOICES = 128
+MOST_STOPS = 64
+MOST_TOKENS = (1 << 31) - 1
+
+_SAMPLING = (
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a server knows that requests depend on.
+
+    Attributes:
+        model: the name of the model.
+        vocabulary: its ids.
+        generation_config: the model's own.
+        sampling: parameters of requests that leave them out.
+    """
+
+    model: str
+    vocabulary: int
+    generation_config: Mapping[str, Any] = field(default_factory=dict)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What chat and completion requests have in common.
+
+    Attributes:
+        params: how tokens are chosen; `logprobs` in them is how many most likely ones are wanted.
+        max_tokens: None is up to the end of the context.
+        n: answers to each prompt.
+        user: requests of one user share a turn.
+        tools, tool_choice, response_format: as they came, for what gives them their meaning.
+    """
+
+    params: SamplingParams
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    ignore_eos: bool
+    n: int
+    stream: bool
+    include_usage: bool
+    user: str | None
+    tools: tuple[Mapping[str, Any], ...] = ()
+    tool_choice: Any = None
+    response_format: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """`/v1/chat/completions`.
+
+    Attributes:
+        messages: role and content of each, both text.
+        variables: further names for the chat template (`chat_template_kwargs`).
+    """
+
+    common: Request
+    messages: list[dict[str, Any]]
+    variables: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """`/v1/completions`.
+
+    Attributes:
+        prompts: each text or token ids.
+        echo: the answers begin with their prompts.
+    """
+
+    common: Request
+    prompts: list[str | list[int]]
+    echo: bool
+
+
+def check_model(fields: Fields, defaults: Defaults, *, required: bool = True) -> None:
+    """Take `model`, which must name the one that is served."""
+    name = fields.take("model", str, MISSING if required else defaults.model)
+    if name != defaults.model:
+        raise ApiError(
+            404,
+            f"The model `{name}` does not exist; this server has `{defaults.model}`",
+            param="model",
+            code="model_not_found",
+        )
+
+
+def chat_request(body: Mapping[str, Any], defaults: Defaults) -> ChatRequest:
+    """Read a chat request.
+
+    Raises:
+        ApiError: a field is wrong, unknown, or can't have its effect.
+    """
+    fields = Fields(body)
+    check_model(fields, defaults)
+    messages = messages_field(fields)
+    wanted = fields.take("logprobs", bool, False)
+    top = fields.whole("top_logprobs", None, 0, MOST_TOP)
+    if top is not None and not wanted:
+        raise fields.wrong("top_logprobs", "needs logprobs to be true")
+    limit = fields.whole("max_completion_tokens", None, 1, MOST_TOKENS)
+    other = fields.whole("max_tokens", None, 1, MOST_TOKENS)
+    if limit is not None and other is not None and limit != other:
+        raise fields.wrong("max_tokens", "and max_completion_tokens contradict each other")
+    variables = variables_field(fields)
+    common = _common(
+        fields, defaults, logprobs=(top or 0) if wanted else None, max_tokens=limit or other
+    )
+    fields.neutral("parallel_tool_calls", True)
+    fields.neutral("modalities", ["text"])
+    fields.finish()
+    return ChatRequest(common, messages, variables)
+
+
+def completion_request(body: Mapping[str, Any], defaults: Defaults) -> CompletionRequest:
+    """Read a completion request.
+
+    Raises:
+        ApiError: a field is wrong, unknown, or can't have its effect.
+    """
+    fields = Fields(body)
+    check_model(fields, defaults)
+    if "prompt" not in fields:
+        fields.take("prompt", str, MISSING)
+    prompts = _prompts(fields, "prompt", defaults.vocabulary)
+    echo = fields.take("echo", bool, False)
+    logprobs = fields.whole("logprobs", None, 0, MOST_TOP)
+    limit = fields.whole("max_tokens", 16, 0, MOST_TOKENS)
+    if limit == 0 and not echo:
+        raise fields.wrong("max_tokens", "must be at least 1 unless echo is true")
+    best = fields.whole("best_of", None, 1, MOST_CHOICES)
+    common = _common(fields, defaults, logprobs=logprobs, max_tokens=limit)
+    if best not in (None, common.n):
+        raise fields.wrong("best_of", "is not supported, unless it equals n")
+    fields.neutral("suffix", "")
+    fields.finish()
+    return CompletionRequest(common, prompts, echo)
+
+
+def _common(
+    fields: Fields, defaults: Defaults, *, logprobs: int | None, max_tokens: int | None
+) -> Request:
+    stream = fields.take("stream", bool, False)
+    options = Fields(fields.take("stream_options", dict, {}), "stream_options")
+    include_usage = options.take("include_usage", bool, False)
+    options.finish()
+    if include_usage and not stream:
+        raise fields.wrong("stream_options", "needs stream to be true")
+    tools = fields.take("tools", list, [])
+    if tools:
+        raise fields.wrong("tools", "are not supported")
+    fields.neutral("tool_choice", "none", "auto")
+    form = fields.take("response_format", dict, {"type": "text"})
+    if form != {"type": "text"}:
+        raise fields.wrong("response_format", 'must be {"type": "text"}; others are not supported')
+    return Request(
+        params=_params(fields, defaults, logprobs),
+        max_tokens=max_tokens,
+        stop=fields.texts("stop", MOST_STOPS),
+        ignore_eos=fields.take("ignore_eos", bool, False),
+        n=fields.whole("n", 1, 1, MOST_CHOICES),
+        stream=stream,
+        include_usage=include_usage,
+        user=fields.take("user", str),
+    )
+
+
+def _params(fields: Fields, defaults: Defaults, logprobs: int | None) -> SamplingParams:
+    given = {name: fields.any(name) for name in _SAMPLING if name in fields}
+    seed = fields.take("seed", int)
+    if seed is not None:
+        if not -(SEED_LIMIT >> 1) <= seed < SEED_LIMIT:
+            raise fields.wrong("seed", f"must be a 64-bit integer, not {seed}")
+        given["seed"] = seed % SEED_LIMIT
+    if biases := fields.take("logit_bias", dict, {}):
+        given["logit_bias"] = _biases(fields, biases)
+    base = {} if defaults.sampling.get("sampling") == "model" else {"temperature": 1.0}
+    keywords = {**base, **defaults.sampling, **given, "logprobs": logprobs}
+    try:
+        params = sampling_params(keywords, defaults.generation_config)  # type: ignore[arg-type]
+        params.check_vocabulary(defaults.vocabulary)
+    except UsageError as error:
+        raise api_error(error) from error
+    return params
+
+
+def _biases(fields: Fields, given: Mapping[str, Any]) -> dict[int, float]:
+    biases: dict[int, float] = {}
+    for token, bias in given.items():
+        if not (token.isascii() and token.isdigit() and len(token) <= 10):
+            raise fields.wrong("logit_bias", f"maps token ids to numbers; {token!r:.60} is no id")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise fields.wrong("logit_bias", f"must be from -100 to 100, not {bias!r:.60}")
+        biases[int(token)] = bias
+    return biases
+
+
+def _object(item: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(item, dict):
+        raise ApiError(400, f"{where} must be an object", param=where)
+    return item
+
+
+def messages_field(fields: Fields) -> list[dict[str, Any]]:
+    """The messages of a conversation: role and text of each."""
+    found = [
+        _message(Fields(_object(item, f"messages[{i}]"), f"messages[{i}]"))
+        for i, item in enumerate(fields.take("messages", list, MISSING))
+    ]
+    if not found:
+        raise fields.wrong("messages", "must not be empty")
+    return found
+
+
+def variables_field(fields: Fields) -> dict[str, Any]:
+    """Further names for the chat template."""
+    variables: dict[str, Any] = fields.take("chat_template_kwargs", dict, {})
+    reserved = {"messages", "tools", "documents", "add_generation_prompt"} & set(variables)
+    if reserved:
+        raise fields.wrong("chat_template_kwargs", f"can't set {sorted(reserved)[0]}")
+    return variables
+
+
+def _message(fields: Fields) -> dict[str, Any]:
+    """Role and text of a message. OpenAI's `developer` is what templates call `system`."""
+    role = fields.take("role", str, MISSING)
+    if role not in ROLES:
+        raise fields.wrong("role", f"must be one of {', '.join(ROLES)}, not {role!r:.60}")
+    content = fields.any("content", MISSING)
+    if content is MISSING:
+        content = fields.take("content", str, MISSING)
+    if isinstance(content, list):
+        content = "".join(_part(fields, i, item) for i, item in enumerate(content))
+    if not isinstance(content, str):
+        raise fields.wrong("content", "must be a string or an array of text parts")
+    fields.neutral("refusal")
+    fields.neutral("annotations", [])
+    fields.neutral("tool_calls", [])
+    fields.finish()
+    return {"role": "system" if role == "developer" else role, "content": content}
+
+
+def _part(message: Fields, index: int, item: Any) -> str:
+    where = message.path(f"content[{index}]")
+    fields = Fields(_object(item, where), where)
+    kind = fields.take("type", str, MISSING)
+    if kind != "text":
+        raise fields.wrong("type", f"must be text; {kind!r:.60} is not supported")
+    text: str = fields.take("text", str, MISSING)
+    fields.finish()
+    return text
+
+
+def _prompts(fields: Fields, name: str, vocabulary: int) -> list[str | list[int]]:
+    """A text, token ids, or an array of either."""
+    value = fields.any(name)
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise fields.wrong(name, "must be a string, an array of token ids, or an array of these")
+    if all(isinstance(item, int) for item in value):
+        value = [value]
+    found: list[str | list[int]] = []
+    for i, item in enumerate(value):
+        if not isinstance(item, str):
+            _check_ids(fields, f"{name}[{i}]", item, vocabulary)
+        found.append(item)
+    return found
+
+
+def _check_ids(fields: Fields, name: str, value: Any, vocabulary: int) -> None:
+    whole = isinstance(value, list) and all(
+        isinstance(item, int) and not isinstance(item, bool) for item in value
+    )
+    if not whole or not value:
+        raise fields.wrong(name, "must be a string or an array of token ids")
+    for token in value:
+        if not 0 <= token < vocabulary:
+            raise fields.wrong(
+                name, f"holds token {token}; the vocabulary has ids 0 to {vocabulary - 1}"
+            )
+
+
+def inputs(fields: Fields, vocabulary: int) -> list[str | list[int]]:
+    """The `input` of an embeddings request."""
+    if "input" not in fields:
+        fields.take("input", str, MISSING)
+    return _prompts(fields, "input", vocabulary)
+
+
+def ids_field(fields: Fields, name: str, vocabulary: int) -> list[int]:
+    """A field of token ids; there may be none."""
+    value: list[int] = fields.take(name, list, MISSING)
+    if value:
+        _check_ids(fields, name, value, vocabulary)
+    return value

@@ -1,0 +1,179 @@
+"""What a text model answers: OpenAI's chat and completions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from hornito.serve.errors import ApiError, context_error
+from hornito.serve.http import read_body
+from hornito.serve.metrics import Metrics
+from hornito.serve.replies import ChatReply, CompletionReply, Model, works
+from hornito.serve.requests import Defaults, chat_request, completion_request
+from hornito.serve.scheduler import Scheduler
+from hornito.serve.streams import Answers, EventStream
+from hornito.serve.utilities import token_routes
+from hornito.serve.work import Event, Work
+from hornito.text.template import encode_chat
+from hornito.text.tokenizer import Tokenizer
+
+
+class TextService:
+    """What the routes of a text model share.
+
+    Args:
+        name: the model's, as requests give it.
+        sampling: parameters of requests that leave them out.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        metrics: Metrics,
+        name: str,
+        sampling: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.scheduler = scheduler
+        self.metrics = metrics
+        llm = scheduler.llm
+        self.created = int(time.time())
+        self.template = llm.chat_template if llm.has_chat_template else None
+        self.token_strings: dict[str, str] = llm.package_manifest.facts.get("token_strings", {})
+        self.model = Model(
+            name,
+            f"fp_{llm.engine.identity['package'][:12]}",
+            llm.tokenizer if llm.has_tokenizer else None,
+            frozenset(llm.engine.eos_ids),
+            llm.context,
+        )
+        self.defaults = Defaults(
+            name, llm.engine.vocabulary, llm.package_manifest.generation, sampling or {}
+        )
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer; ApiError when it has none."""
+        if self.model.tokenizer is None:
+            raise ApiError(400, "this model has no tokenizer: prompts must be token ids")
+        return self.model.tokenizer
+
+    def chat_ids(
+        self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True, **variables: Any
+    ) -> list[int]:
+        """The ids of a conversation; ApiError when the template refuses it, or there is none."""
+        if self.template is None:
+            raise ApiError(400, "this model has no chat template; use /v1/completions")
+        return encode_chat(
+            self.tokenizer,
+            self.template,
+            messages,
+            add_generation_prompt=prompt,
+            variables=variables,
+        )
+
+    def check_length(self, ids: Sequence[int], param: str) -> None:
+        """Refuse a prompt that does not fit."""
+        if not ids:
+            raise ApiError(400, f"{param} is empty", param=param)
+        if len(ids) > self.model.context:
+            raise context_error(len(ids), self.model.context, param)
+
+    # -- answers ------------------------------------------------------------------------------
+
+    async def chat(self, request: Request) -> Any:
+        """POST /v1/chat/completions"""
+        parsed = chat_request(await read_body(request), self.defaults)
+
+        def prepare() -> list[int]:
+            ids = self.chat_ids(parsed.messages, **parsed.variables)
+            self.check_length(ids, "messages")
+            return ids
+
+        ids = await run_in_threadpool(prepare)
+        made = works(parsed.common, [ids], self.model, scores=None, chat=True)
+        return await self._answer(request, made, ChatReply(self.model, parsed, made))
+
+    async def complete(self, request: Request) -> Any:
+        """POST /v1/completions"""
+        parsed = completion_request(await read_body(request), self.defaults)
+
+        def prepare() -> list[list[int]]:
+            prompts = []
+            for prompt in parsed.prompts:
+                ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+                self.check_length(ids, "prompt")
+                prompts.append(ids)
+            return prompts
+
+        prompts = await run_in_threadpool(prepare)
+        scores = parsed.common.params.logprobs if parsed.echo else None
+        made = works(parsed.common, prompts, self.model, scores=scores, chat=False)
+        return await self._answer(request, made, CompletionReply(self.model, parsed, made))
+
+    async def _answer(
+        self, request: Request, made: Sequence[Work], reply: ChatReply | CompletionReply
+    ) -> Any:
+        """The response; errors before the first token have a status of their own."""
+        answers = Answers(self.scheduler, made, request, reply.common.user)
+        try:
+            if reply.common.stream:
+                first = await answers.next()
+                return EventStream(_payloads(answers, reply, first), answers)
+            while (found := await answers.next()) is not None:
+                reply.take(*found)
+            answers.close()
+            return JSONResponse(reply.whole())
+        except BaseException:
+            answers.close()
+            raise
+
+    # -- facts --------------------------------------------------------------------------------
+
+    def card(self) -> dict[str, Any]:
+        """The model as /v1/models lists it."""
+        return {
+            "id": self.model.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "hornito",
+            "max_model_len": self.model.context,
+        }
+
+    def health(self) -> dict[str, Any]:
+        """What the server does; DeviceLostError when the device is gone."""
+        self.scheduler.check_device()
+        return {
+            "status": self.scheduler.state,
+            "model": self.model.name,
+            "device": self.scheduler.llm.device_line,
+            "running": self.scheduler.running,
+            "waiting": len(self.scheduler.queue),
+        }
+
+    def routes(self) -> list[Route]:
+        """What only a text model has."""
+        return [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            *token_routes(self),
+        ]
+
+    def close(self) -> None:
+        """End the scheduler."""
+        self.scheduler.close()
+
+
+async def _payloads(
+    answers: Answers, reply: ChatReply | CompletionReply, first: tuple[int, Event] | None
+) -> AsyncIterator[Iterable[Any]]:
+    found = first
+    while found is not None:
+        yield reply.take(*found)
+        found = await answers.next()
+    yield reply.last_chunks()
