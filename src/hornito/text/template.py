@@ -109,7 +109,8 @@ def _strings(value: Any) -> list[str]:
     return []
 
 
-def _checked(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Copies of messages that have a role each; UsageError when they are none."""
     if isinstance(messages, str | Mapping) or not messages:
         raise UsageError("messages must be a non-empty list of {'role': ..., 'content': ...}")
     out = []
@@ -167,7 +168,7 @@ class ChatTemplate:
         Raises:
             UsageError: the template refuses the conversation (its own message is given), or fails.
         """
-        return self._render(_checked(messages), add_generation_prompt, tools, variables)
+        return self._render(checked_messages(messages), add_generation_prompt, tools, variables)
 
     def _render(
         self,
@@ -221,7 +222,7 @@ class ChatTemplate:
             UsageError: as for `render`; or a message spells a control token and the template
                 treats it so that it can't be told from the template's own.
         """
-        given = _checked(messages)
+        given = checked_messages(messages)
         text = self._render(given, add_generation_prompt, tools, variables)
         pattern = special_pattern(special_texts)
         outside = _strings([given, list(tools or []), dict(variables or {})])

@@ -1,0 +1,341 @@
+"""Calls of functions in a model's reply, found while the reply is being written.
+
+Three ways of writing them are known (`hornito.text.tool_styles` says which one a model has):
+
+* `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen, SmolLM3);
+* `llama`: the reply is `{"name": ..., "parameters": {...}}`, several with `;` between (Llama 3);
+* `gemma`: a block of Python that begins with ```` ```tool_code ````, of one call a line (Gemma).
+
+What looks like a call but is none stays text: nothing of a reply is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hornito.text.python_calls import python_calls
+from hornito.text.stream import held_back
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+FENCE, FENCE_END = "```tool_code", "```"
+PYTHON_TAG = "<|python_tag|>"
+
+_STRING = r'"(?:[^"\\]|\\.)*"'
+_HEAD = re.compile(
+    rf'\s*\{{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*({_STRING})\s*,\s*'
+    r'"(?:arguments|parameters)"\s*:\s*(?=[{"])',
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Part of the reply that is no call."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallBegun:
+    """A call begins; calls are counted from 0."""
+
+    index: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentText:
+    """More of a call's arguments, which joined are a JSON object."""
+
+    index: int
+    text: str
+
+
+ToolEvent = Text | CallBegun | ArgumentText
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A whole call; `arguments` is JSON text."""
+
+    name: str
+    arguments: str
+
+
+class JsonEnd:
+    """Follows the characters of one JSON value to its end."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = False
+        self._escaped = False
+
+    def feed(self, text: str) -> int | None:
+        """How many characters of `text` belong to the value; None when all do and more follow."""
+        for at, char in enumerate(text):
+            if self._in_string:
+                if self._escaped:
+                    self._escaped = False
+                elif char == "\\":
+                    self._escaped = True
+                elif char == '"':
+                    self._in_string = False
+                    if not self._depth:
+                        return at + 1
+            elif char == '"':
+                self._in_string = True
+            elif char in "{[":
+                self._depth += 1
+            elif char in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    return at + 1
+        return None
+
+
+class ToolCallParser:
+    """Splits a reply into text and calls, piece by piece.
+
+    `push` and `finish` return what is certain by then. Space around calls is dropped; of arguments
+    that are cut short, what has come has been returned.
+
+    Attributes:
+        calls: how many calls have begun.
+        complete: how many have ended.
+    """
+
+    def __init__(self, style: str, tools: Sequence[Mapping[str, Any]]) -> None:
+        """Begin a reply.
+
+        Args:
+            style: `hermes`, `llama` or `gemma`.
+            tools: the functions, as OpenAI's API has them.
+        """
+        self._style = style
+        self._parameters = {
+            tool["function"]["name"]: list(_properties(tool["function"])) for tool in tools
+        }
+        self.calls = 0
+        self.complete = 0
+        self._held = ""
+        self._state = "start" if style == "llama" else "text"
+        self._arguments: JsonEnd | None = None
+
+    def push(self, text: str) -> list[ToolEvent]:
+        """Take more of the reply."""
+        self._held += text
+        return self._events(last=False)
+
+    def finish(self) -> list[ToolEvent]:
+        """The reply has ended: give out what was held back."""
+        events = self._events(last=True)
+        if self._state == "call" and self._held.strip():
+            # It began as a call does and never became one.
+            opening = {"hermes": OPEN, "gemma": FENCE}.get(self._style, "")
+            events.append(Text(opening + self._held))
+        self._held = ""
+        return [event for event in events if not isinstance(event, Text) or event.text]
+
+    def _events(self, last: bool) -> list[ToolEvent]:
+        events: list[ToolEvent] = []
+        steps = {
+            "start": self._start,
+            "text": self._text,
+            "call": self._call,
+            "arguments": self._more_arguments,
+            "behind": self._behind,
+        }
+        while (found := steps[self._state](last)) is not None:
+            events += found
+        return events
+
+    # Each step takes what it can from what is held. It returns None when it needs more to go on.
+
+    def _start(self, last: bool) -> list[ToolEvent] | None:
+        """Whether a reply in Llama's style, or what follows a call, begins as a call does."""
+        rest = self._held.lstrip()
+        if PYTHON_TAG.startswith(rest) and not last:
+            return None
+        if rest.startswith(PYTHON_TAG):
+            self._held = rest[len(PYTHON_TAG) :]
+            return []
+        if rest.startswith("{"):
+            self._held, self._state = rest, "call"
+            return []
+        if not rest:
+            return None
+        self._state = "text"
+        return []
+
+    def _text(self, last: bool) -> list[ToolEvent] | None:
+        """Text up to where a call begins."""
+        mark = {"hermes": OPEN, "gemma": FENCE}.get(self._style)
+        text = self._held
+        if not text:
+            return None
+        if mark is not None and mark in text:
+            before, _, self._held = text.partition(mark)
+            self._state = "call"
+            return [Text(before.rstrip())] if before.strip() else []
+        keep = held_back(text, [mark]) if mark is not None and not last else 0
+        if mark is not None and not last:
+            body = text[: len(text) - keep]
+            keep += len(body) - len(body.rstrip())  # space before a call is no text
+        if keep == len(text):
+            return None
+        self._held = text[len(text) - keep :]
+        return [Text(text[: len(text) - keep])]
+
+    def _call(self, last: bool) -> list[ToolEvent] | None:
+        """The beginning of a call."""
+        if self._style == "gemma":
+            return self._python_block(last)
+        head = _HEAD.match(self._held)
+        if head and self._known(name := json.loads(head[1], strict=False)):
+            if self._held[head.end()] == '"':
+                return self._quoted_arguments(name, head.end())
+            self._held = self._held[head.end() :]
+            self._arguments, self._state = JsonEnd(), "arguments"
+            self.calls += 1
+            return [CallBegun(self.calls - 1, name)]
+        return self._whole_call(last)
+
+    def _known(self, name: str) -> bool:
+        """Whether it can be a call: without a mark around it, only that of a known function."""
+        return self._style != "llama" or name in self._parameters
+
+    def _more_arguments(self, last: bool) -> list[ToolEvent] | None:
+        assert self._arguments is not None
+        if not self._held:
+            return None
+        end = self._arguments.feed(self._held)
+        piece, self._held = self._held[:end], "" if end is None else self._held[end:]
+        if end is not None:
+            self._end_call()
+        return [ArgumentText(self.calls - 1, piece)]
+
+    def _end_call(self) -> None:
+        self.complete += 1
+        self._state = "behind"
+
+    def _quoted_arguments(self, name: str, at: int) -> list[ToolEvent] | None:
+        """Arguments that are a JSON text within a string."""
+        end = JsonEnd().feed(self._held[at:])
+        if end is None:
+            return None
+        text = json.loads(self._held[at : at + end], strict=False)
+        self._held = self._held[at + end :]
+        self.calls += 1
+        self._end_call()
+        return [CallBegun(self.calls - 1, name), ArgumentText(self.calls - 1, text)]
+
+    def _whole_call(self, last: bool) -> list[ToolEvent] | None:
+        """A call whose parts come in another order; or no call after all."""
+        start = len(self._held) - len(self._held.lstrip())
+        end = None
+        if self._held[start : start + 1] == "{":
+            end = JsonEnd().feed(self._held[start:])
+            if end is None and CLOSE not in self._held:
+                return None
+        elif self._style == "hermes" and not last and CLOSE not in self._held:
+            return None
+        found = _call_of(self._held[start : start + end]) if end is not None else None
+        if found is not None and end is not None and self._known(found.name):
+            self._held = self._held[start + end :]
+            self.calls += 1
+            self._end_call()
+            index = self.calls - 1
+            return [CallBegun(index, found.name), ArgumentText(index, found.arguments)]
+        if self._style == "llama":
+            self._state = "text"
+            return []
+        if CLOSE not in self._held:
+            return None
+        inside, _, self._held = self._held.partition(CLOSE)
+        self._state = "text"
+        return [Text(OPEN + inside + CLOSE)]
+
+    def _behind(self, last: bool) -> list[ToolEvent] | None:
+        """Between calls: what closes the last one is dropped."""
+        rest = self._held.lstrip()
+        if rest.startswith("}"):
+            rest = rest[1:].lstrip()
+        mark = ";" if self._style == "llama" else CLOSE
+        if rest.startswith(mark):
+            rest = rest[len(mark) :].lstrip()
+        elif not last and mark.startswith(rest):
+            return None
+        if not rest:
+            self._held = self._held if not last else ""
+            return None
+        self._held = rest
+        self._state = "start" if self._style == "llama" else "text"
+        return []
+
+    def _python_block(self, last: bool) -> list[ToolEvent] | None:
+        """Gemma's block, once it is whole."""
+        inside, mark, rest = self._held.partition(FENCE_END)
+        if not mark and not last:
+            return None
+        found = python_calls(inside, self._parameters)
+        calls = None if found is None else [ToolCall(*call) for call in found]
+        if calls is None:
+            if not mark:
+                return None  # finish() makes text of it
+            self._held, self._state = rest, "text"
+            return [Text(FENCE + inside + FENCE_END)]
+        self._held, self._state = rest.lstrip(), "text"
+        events: list[ToolEvent] = []
+        for call in calls:
+            events += [CallBegun(self.calls, call.name), ArgumentText(self.calls, call.arguments)]
+            self.calls += 1
+            self.complete += 1
+        return events
+
+
+def parse_tool_calls(
+    text: str, style: str, tools: Sequence[Mapping[str, Any]]
+) -> tuple[str, list[ToolCall]]:
+    """The text and the calls of a whole reply; see `ToolCallParser`."""
+    parser = ToolCallParser(style, tools)
+    words: list[str] = []
+    names: list[str] = []
+    arguments: list[list[str]] = []
+    for event in [*parser.push(text), *parser.finish()]:
+        if isinstance(event, Text):
+            words.append(event.text)
+        elif isinstance(event, CallBegun):
+            names.append(event.name)
+            arguments.append([])
+        else:
+            arguments[event.index].append(event.text)
+    calls = [ToolCall(n, "".join(parts)) for n, parts in zip(names, arguments, strict=True)]
+    return "".join(words), calls
+
+
+def _call_of(text: str) -> ToolCall | None:
+    """The call that a JSON object stands for; None when it is none."""
+    try:
+        found = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return None
+    arguments = found.get("arguments", found.get("parameters", {}))
+    if isinstance(arguments, str):
+        return ToolCall(found["name"], arguments)
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        return None
+    return ToolCall(found["name"], json.dumps(arguments, ensure_ascii=False))
+
+
+def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = function.get("parameters")
+    found = parameters.get("properties") if isinstance(parameters, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
