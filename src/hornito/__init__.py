@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hornito.api import LLM as LLM
-    from hornito.api import load as load
     from hornito.compiler import compile_source as compile_source
     from hornito.conversation import Conversation as Conversation
     from hornito.errors import HornitoError as HornitoError
+    from hornito.loading import load as load
     from hornito.runtime.overflow import Overflow as Overflow
     from hornito.runtime.session import Session as Session
     from hornito.runtime.snapshot import Snapshot as Snapshot
@@ -26,7 +26,7 @@ __version__ = "0.1.0.dev0"
 
 _LAZY = {
     "LLM": "hornito.api",
-    "load": "hornito.api",
+    "load": "hornito.loading",
     "compile_source": "hornito.compiler",
     "Conversation": "hornito.conversation",
     "HornitoError": "hornito.errors",

@@ -8,29 +8,28 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from hornito.answer import Answer, join
-from hornito.arguments import token_ids, whole
+from hornito.arguments import token_ids
 from hornito.batch import generate_batch, many
-from hornito.cache import resolve_model
-from hornito.compiler import compile_cached
 from hornito.errors import ContextOverflowError, UsageError
-from hornito.package import Manifest, Package, open_package
+from hornito.package import Manifest, Package
 from hornito.package.model import model_graph
 from hornito.plan.plan import PlanOptions
 from hornito.plan_summary import context_warning, plan_summary, room_advice
 from hornito.progress import NullProgress, Progress
 from hornito.request import AnswerKeywords, Request
-from hornito.runtime.engine import Engine
+from hornito.runtime.engine import DEFAULT_POLICY, Engine
 from hornito.runtime.memory import fit_context
 from hornito.runtime.overflow import REFUSE, Overflow
 from hornito.runtime.prefix import common_prefix, start_from_prefix
 from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
 from hornito.runtime.sampler import Sampler
 from hornito.runtime.session import Session
+from hornito.runtime.settle import KernelPolicy
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 from hornito.runtime.snapshot_file import load_snapshot
 from hornito.scoring import Score, score
 from hornito.streaming import stream_answer, telling
-from hornito.vk.device import Device, open_device
+from hornito.vk.device import Device
 
 if TYPE_CHECKING:
     from hornito.structured.grammar import Grammars
@@ -48,100 +47,12 @@ __all__ = [
     "Snapshot",
     "Timings",
     "TokenLogprob",
-    "load",
 ]
 
 logger = logging.getLogger("hornito")
 
-PRECISIONS = ("high", "normal")
-KV_TYPES = ("fp32", "fp16")
 _STEPS = {"software": 1, "integrated": 4}
 _STEPS_DISCRETE = 16
-
-
-def load(
-    model: str | os.PathLike[str],
-    *,
-    device: str | int | None = None,
-    context: int | None = None,
-    precision: str = "normal",
-    kv: str | None = None,
-    weights: str | None = None,
-    slots: int = 1,
-    kv_bytes: int | None = None,
-    rewind_budget: int = 64,
-    verify: bool = False,
-    progress: Progress | None = None,
-) -> LLM:
-    """Load a model onto a Vulkan device.
-
-    Args:
-        model: a `.vxm` package, or a GGUF file or Hugging Face directory, which is compiled once
-            into the cache; or the name of a cached model (`hornito list`).
-        device: index, part of the name, vendor, `pci:...`, UUID or `software`; the best by default.
-        context: positions per session; by default the model's, shortened to what fits. More than
-            the model was made for is allowed, with a warning.
-        precision: `high` keeps everything in fp32; `normal` may use fp16 operands in matrix
-            products.
-        kv: KV cache type, `fp32` or `fp16`; by default fp32 with `high`, else fp16.
-        weights: how matrices are stored when `model` is a source, as `compile_source` takes it.
-        slots: sessions that may be open at once.
-        kv_bytes: size of the KV pools; by default every slot can fill its context.
-        rewind_budget: positions that sliding layers keep beyond their window.
-        verify: check every tensor of the package against its sha256 first, which reads all of it.
-        progress: told about compiling, pipelines and weights.
-
-    Raises:
-        UsageError, UnsupportedError, PackageError: the model or an argument is wrong.
-        NoDeviceError, DeviceMemoryError: there is no device, or it is too small.
-    """
-    _one_of("precision", precision, PRECISIONS)
-    kv = kv or ("fp32" if precision == "high" else "fp16")
-    _one_of("kv", kv, KV_TYPES)
-    slots = whole("slots", slots, 1)
-    context = None if context is None else whole("context", context, 1)
-    kv_bytes = None if kv_bytes is None else whole("kv_bytes", kv_bytes, 1)
-    rewind_budget = whole("rewind_budget", rewind_budget, 0)
-    package = _open_model(model, weights, progress)
-    try:
-        if verify:
-            package.check(progress)
-        opened = open_device(device)
-    except BaseException:
-        package.close()
-        raise
-    return LLM(
-        package,
-        opened,
-        context=context,
-        precision=precision,
-        kv_half=kv == "fp16",
-        slots=slots,
-        kv_bytes=kv_bytes,
-        rewind_budget=rewind_budget,
-        progress=progress,
-    )
-
-
-def _open_model(
-    model: str | os.PathLike[str], weights: str | None, progress: Progress | None
-) -> Package:
-    path = resolve_model(model, weights)
-    if path.name.endswith(".vxm"):
-        package = open_package(path)
-        stored = package.manifest.quant.get("weights")
-        if weights is not None and weights != stored:
-            package.close()
-            raise UsageError(
-                f"{model} holds {stored} weights; compile its source again for {weights}"
-            )
-        return package
-    return open_package(compile_cached(path, weights, progress))
-
-
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
 
 
 class LLM:
@@ -168,9 +79,11 @@ class LLM:
         kv_bytes: int | None = None,
         rewind_budget: int = 64,
         progress: Progress | None = None,
+        policy: KernelPolicy = DEFAULT_POLICY,
+        submission_ms: float | None = None,
+        recover: bool = False,
     ) -> None:
         self._package = package
-        self._device = device
         self.precision = precision
         self.prompt_progress: Progress | None = None
         self._tokenizer: Tokenizer | None = None
@@ -196,6 +109,9 @@ class LLM:
                 facts["eos_ids"],
                 progress or NullProgress(),
                 precision=precision,
+                policy=policy,
+                submission_ms=submission_ms,
+                recover=recover,
             )
         except BaseException:
             device.close()
@@ -209,7 +125,7 @@ class LLM:
         self.steps_per_submission = _STEPS.get(device.info.kind, _STEPS_DISCRETE)
 
     def __repr__(self) -> str:
-        state = "closed" if self.engine.closed else self._device.info.name
+        state = "closed" if self.engine.closed else self.engine.device.info.name
         return f"<LLM {self._package.path.name}, context {self.context}, {state}>"
 
     def __enter__(self) -> LLM:
@@ -223,7 +139,7 @@ class LLM:
         if self.engine.closed:
             return
         self.engine.close()
-        self._device.close()
+        self.engine.device.close()
         self._package.close()
 
     # -- text -------------------------------------------------------------------------------
@@ -572,22 +488,22 @@ class LLM:
     @property
     def device_line(self) -> str:
         """The device in one line; a software device says so."""
-        info = self._device.info
+        info = self.engine.device.info
         return f"{info.name} ({info.kind}), {info.driver_name} {info.driver_info}".strip()
 
     @property
     def device_kind(self) -> str:
         """`discrete`, `integrated`, `virtual`, `software` or `other`."""
-        return self._device.info.kind
+        return self.engine.device.info.kind
 
     def time_gpu(self) -> SubmissionTimer | None:
         """Measure GPU time from now on (`.seconds()`); None where the device has no timestamps."""
-        return self._device.time_submissions()
+        return self.engine.device.time_submissions()
 
     @property
     def feature_line(self) -> str:
         """The device's optional features that Hornito has switched on, after quirks."""
-        caps = self._device.caps
+        caps = self.engine.device.caps
         names = ", ".join(caps.features()) or "none"
         quirks = f"; quirks: {', '.join(sorted(caps.quirks))}" if caps.quirks else ""
         return f"subgroups of {caps.subgroup_size}, {names}{quirks}"

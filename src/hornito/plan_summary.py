@@ -33,6 +33,13 @@ def room_advice(llm: LLM, needed: int) -> str:
     return f"The model was made for {most} at most"
 
 
+def _tuned(winners: Mapping[str, str]) -> str:
+    """That measured variants take the place of defaults; '' when none does."""
+    if not winners:
+        return ""
+    return f"; {len(winners)} measured faster than the default"
+
+
 def plan_summary(llm: LLM) -> str:
     """Where the work and the memory go, in a few lines."""
     engine, memory = llm.engine, llm.engine.memory
@@ -47,6 +54,7 @@ def plan_summary(llm: LLM) -> str:
         f"{(memory.state + memory.readback) / 1e6:.1f})",
         f"dispatches: {engine.plan.dispatches_per_layer():g} a layer, {count} a token, "
         f"{engine.pipeline_count} pipelines; every tensor operation on the device",
+        f"kernels: {engine.trust.line}{_tuned(engine.options.choices.winners)}",
     ]
     if llm.context_warning:
         lines.insert(1, f"warning: {llm.context_warning}")

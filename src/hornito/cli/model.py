@@ -6,7 +6,17 @@ import argparse
 import os
 from typing import TYPE_CHECKING
 
-from hornito.cli.options import KV_TYPES, PRECISIONS, WEIGHTS, add_option, one_of, positive_int
+from hornito.cli.options import (
+    FEATURES,
+    KV_TYPES,
+    PRECISIONS,
+    TUNE,
+    WEIGHTS,
+    add_option,
+    one_of,
+    positive_int,
+    positive_number,
+)
 from hornito.progress import Progress
 
 if TYPE_CHECKING:
@@ -14,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Adds MODEL, --device, --context, --verify, --precision, --kv and --weights."""
+    """Adds MODEL and the options of loading it."""
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -42,6 +52,39 @@ def add_model_options(parser: argparse.ArgumentParser, *, precision: str | None 
     _add_choice(parser, "--precision", PRECISIONS, precision, "arithmetic")
     _add_choice(parser, "--kv", KV_TYPES, None, "KV cache")
     _add_choice(parser, "--weights", WEIGHTS, None, "weights, when MODEL is no package")
+    _add_device_use(parser)
+
+
+def _add_device_use(parser: argparse.ArgumentParser) -> None:
+    """Adds what says how the device is used."""
+    add_option(
+        parser,
+        "--tune",
+        type=one_of(TUNE),
+        help="measure kernels first: fast (what was never measured), full (all); off: defaults",
+        metavar="HOW",
+    )
+    add_option(
+        parser,
+        "--submission-ms",
+        type=positive_number,
+        help="most GPU time of one submission (default 200; discrete GPUs: no bound)",
+        metavar="MS",
+    )
+    parser.add_argument(
+        "--recover",
+        action="store_true",
+        default=os.environ.get("HORNITO_RECOVER", "") not in ("", "0"),
+        help="after a loss of the device, open it again and go on [HORNITO_RECOVER]",
+    )
+    add_option(
+        parser,
+        "--disable-feature",
+        type=one_of(FEATURES),
+        help=f"do without a device feature ({', '.join(FEATURES)}); may be repeated",
+        metavar="NAME",
+        repeat=True,
+    )
 
 
 def load_model(
@@ -64,6 +107,10 @@ def load_model(
         slots=slots,
         kv_bytes=kv_bytes,
         verify=arguments.verify,
+        tune=arguments.tune,
+        submission_ms=arguments.submission_ms,
+        recover=arguments.recover,
+        disable_features=tuple(arguments.disable_feature or ()),
         progress=progress,
     )
 

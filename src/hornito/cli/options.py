@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 WEIGHTS = ("fp32", "fp16", "bf16", "int8", "int4", "keep")
 PRECISIONS = ("high", "normal")
 KV_TYPES = ("fp32", "fp16")
+TUNE = ("off", "fast", "full")
+FEATURES = ("float16", "dot_product", "cooperative_matrix", "subgroups")
 
 
 class Parser(argparse.ArgumentParser):
@@ -145,6 +147,14 @@ def number(text: str) -> float:
         return float(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"'{text:.40}' is no number") from error
+
+
+def positive_number(text: str) -> float:
+    """A value type: a number above 0."""
+    found = number(text)
+    if not 0 < found < float("inf"):
+        raise argparse.ArgumentTypeError(f"'{text:.40}' is no number above 0")
+    return found
 
 
 def whole(text: str) -> int:

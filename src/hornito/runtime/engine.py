@@ -184,11 +184,13 @@ class Engine:
         if not self.recover:
             raise self.lost_error()
         log.warning("%s was lost; it is opened again", self.device.info.name)
-        uuid, validate = self.device.info.uuid, self.device.validating
+        old = self.device
         self._forget()
         self.generation += 1
-        self.device.close()
-        self.device = open_device(uuid, validate=validate)
+        old.close()
+        self.device = open_device(
+            old.info.uuid, validate=old.validating, disable_features=old.disabled
+        )
         rows = sorted(self.options.chunk_rows)
         if rows and rows[-1] > 1:
             rows = sorted({*rows[:-1], rows[-1] // 2})

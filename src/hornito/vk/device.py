@@ -34,7 +34,7 @@ from hornito.vk.memory import Arena, Buffer, MemoryKind, memory_table
 from hornito.vk.pipeline import Pipeline, PipelineStore
 from hornito.vk.probe import DeviceInfo, Probe, enabled_features, probe
 from hornito.vk.queue import Queue
-from hornito.vk.quirks import apply_quirks, quirks_for
+from hornito.vk.quirks import apply_quirks, quirks_for, without_features
 from hornito.vk.record import Recorder
 from hornito.vk.select import choose_device, device_rank
 from hornito.vk.timing import SubmissionTimer
@@ -90,7 +90,12 @@ def list_devices() -> list[DeviceInfo]:
         release_instance(instance)
 
 
-def open_device(selector: str | int | None = None, *, validate: bool | None = None) -> Device:
+def open_device(
+    selector: str | int | None = None,
+    *,
+    validate: bool | None = None,
+    disable_features: Sequence[str] = (),
+) -> Device:
     """Open a device.
 
     Args:
@@ -100,6 +105,7 @@ def open_device(selector: str | int | None = None, *, validate: bool | None = No
             when there is no other, with a warning.
         validate: run under the Khronos validation layer, whose messages are raised as VulkanError
             by the next call; None takes $HORNITO_VALIDATE == '1'.
+        disable_features: optional features to do without (`hornito.vk.quirks.FEATURES`).
 
     Raises:
         NoDeviceError: no loader, driver or usable device, no match, or an ambiguous selector.
@@ -117,7 +123,7 @@ def open_device(selector: str | int | None = None, *, validate: bool | None = No
                 "(HORNITO_DEVICE=software silences this)",
                 chosen.name,
             )
-        return Device(instance, probes[chosen.index])
+        return Device(instance, probes[chosen.index], disable_features)
     except BaseException:
         release_instance(instance)
         raise
@@ -133,14 +139,17 @@ class Device:
         info: what the device is.
         caps: what it can do, after quirks.
         quirks: the rows of the quirk table that apply.
+        disabled: optional features that are done without on request.
         allocated_bytes: device and host memory that its buffers hold.
     """
 
-    def __init__(self, instance: Instance, found: Probe) -> None:
+    def __init__(self, instance: Instance, found: Probe, disabled: Sequence[str] = ()) -> None:
         """Use `open_device`. Takes over the caller's reference to the instance."""
         self.info = found.info
         self.quirks = quirks_for(found.info)
-        self.caps = apply_quirks(Caps.parse(found.record), self.quirks)
+        self.disabled = tuple(disabled)
+        caps = apply_quirks(Caps.parse(found.record), self.quirks)
+        self.caps = without_features(caps, self.disabled)
         self.memory_table = memory_table(found.memory, self.caps.unified_memory)
         self.queue_family = found.queue_family
         self.allocated_bytes = 0

@@ -5,6 +5,7 @@ Ops never test for a vendor: they read `caps.quirks` and the features that are l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from hornito.vk.caps import Caps
@@ -69,12 +70,28 @@ def quirks_for(info: DeviceInfo, table: tuple[Quirk, ...] = QUIRKS) -> tuple[Qui
     return tuple(found)
 
 
+FEATURES = ("float16", "dot_product", "cooperative_matrix", "subgroups")
+"""Features that can be done without on request."""
+
+
+def without_features(caps: Caps, features: Iterable[str]) -> Caps:
+    """`caps` without features of `FEATURES`, each noted as `no_...` among the quirks."""
+    names = {"cooperative_matrix": "coopmat"}
+    flags = frozenset(f"no_{names.get(feature, feature)}" for feature in features)
+    return _without(replace(caps, quirks=caps.quirks | flags)) if flags else caps
+
+
 def apply_quirks(caps: Caps, quirks: tuple[Quirk, ...]) -> Caps:
     """`caps` without the features that are known to be faulty, and with the flags noted."""
     flags = frozenset(quirk.flag for quirk in quirks)
     if caps.subgroup_size < 2:
         flags |= {"no_subgroups"}
-    caps = replace(caps, quirks=flags)
+    return _without(replace(caps, quirks=flags))
+
+
+def _without(caps: Caps) -> Caps:
+    """`caps` without what its flags rule out."""
+    flags = caps.quirks
     if "no_coopmat" in flags:
         caps = replace(caps, coopmat=())
     if "no_dot_product" in flags:

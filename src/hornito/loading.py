@@ -1,0 +1,128 @@
+"""`hornito.load`: from a model on disk to a model on a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from hornito.api import LLM
+from hornito.arguments import whole
+from hornito.cache import resolve_model
+from hornito.compiler import compile_cached
+from hornito.errors import UsageError
+from hornito.package import Package, open_package
+from hornito.progress import Progress
+from hornito.runtime.settle import KernelPolicy
+from hornito.vk.device import open_device
+from hornito.vk.quirks import FEATURES
+
+PRECISIONS = ("high", "normal")
+KV_TYPES = ("fp32", "fp16")
+TUNE = ("off", "fast", "full")
+
+
+def load(
+    model: str | os.PathLike[str],
+    *,
+    device: str | int | None = None,
+    context: int | None = None,
+    precision: str = "normal",
+    kv: str | None = None,
+    weights: str | None = None,
+    slots: int = 1,
+    kv_bytes: int | None = None,
+    rewind_budget: int = 64,
+    verify: bool = False,
+    tune: str | None = None,
+    submission_ms: float | None = None,
+    recover: bool = False,
+    disable_features: Sequence[str] = (),
+    progress: Progress | None = None,
+) -> LLM:
+    """Load a model onto a Vulkan device.
+
+    Args:
+        model: a `.vxm` package, or a GGUF file or Hugging Face directory, which is compiled once
+            into the cache; or the name of a cached model (`hornito list`).
+        device: index, part of the name, vendor, `pci:...`, UUID or `software`; the best by default.
+        context: positions per session; by default the model's, shortened to what fits. More than
+            the model was made for is allowed, with a warning.
+        precision: `high` keeps everything in fp32; `normal` may use fp16 operands in matrix
+            products.
+        kv: KV cache type, `fp32` or `fp16`; by default fp32 with `high`, else fp16.
+        weights: how matrices are stored when `model` is a source, as `compile_source` takes it.
+        slots: sessions that may be open at once.
+        kv_bytes: size of the KV pools; by default every slot can fill its context.
+        rewind_budget: positions that sliding layers keep beyond their window.
+        verify: check every tensor of the package against its sha256 first, which reads all of it.
+        tune: `fast` measures kernels that were never measured on this device, for single steps and
+            the largest chunk of a prompt; `full` measures all of them again; `off` takes the
+            defaults. By default what was measured before is used.
+        submission_ms: most GPU time of one submission in milliseconds; by default 200, and on
+            discrete GPUs no bound.
+        recover: after a loss of the device (driver reset, watchdog), open it again and evaluate the
+            tokens of its sessions again, instead of raising DeviceLostError.
+        disable_features: device features to do without: `float16`, `dot_product`,
+            `cooperative_matrix`, `subgroups`.
+        progress: told about compiling, pipelines and weights.
+
+    Raises:
+        UsageError, UnsupportedError, PackageError: the model or an argument is wrong.
+        NoDeviceError, DeviceMemoryError: there is no device, or it is too small.
+    """
+    _one_of("precision", precision, PRECISIONS)
+    kv = kv or ("fp32" if precision == "high" else "fp16")
+    _one_of("kv", kv, KV_TYPES)
+    if tune is not None:
+        _one_of("tune", tune, TUNE)
+    for feature in disable_features:
+        _one_of("disable_features", feature, FEATURES)
+    if submission_ms is not None and not submission_ms > 0:
+        raise UsageError(f"submission_ms must be above 0, not {submission_ms}")
+    slots = whole("slots", slots, 1)
+    context = None if context is None else whole("context", context, 1)
+    kv_bytes = None if kv_bytes is None else whole("kv_bytes", kv_bytes, 1)
+    rewind_budget = whole("rewind_budget", rewind_budget, 0)
+    package = _open_model(model, weights, progress)
+    try:
+        if verify:
+            package.check(progress)
+        opened = open_device(device, disable_features=disable_features)
+    except BaseException:
+        package.close()
+        raise
+    return LLM(
+        package,
+        opened,
+        context=context,
+        precision=precision,
+        kv_half=kv == "fp16",
+        slots=slots,
+        kv_bytes=kv_bytes,
+        rewind_budget=rewind_budget,
+        progress=progress,
+        policy=KernelPolicy(tune=tune),
+        submission_ms=submission_ms,
+        recover=recover,
+    )
+
+
+def _open_model(
+    model: str | os.PathLike[str], weights: str | None, progress: Progress | None
+) -> Package:
+    path = resolve_model(model, weights)
+    if path.name.endswith(".vxm"):
+        package = open_package(path)
+        stored = package.manifest.quant.get("weights")
+        if weights is not None and weights != stored:
+            package.close()
+            raise UsageError(
+                f"{model} holds {stored} weights; compile its source again for {weights}"
+            )
+        return package
+    return open_package(compile_cached(path, weights, progress))
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")
