@@ -134,7 +134,8 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
         ([package], "--text FILE is missing"),
         ([package, "--text", text, "--context", "64"], "--window takes the place"),
-        ([package, "--text", text, "--window", "8"], "16 tokens at least"),
+        ([package, "--text", text, "--window", "8"], "16 to 512 tokens"),
+        ([package, "--text", text, "--window", "513"], "not 513"),
         ([package, "--text", str(folder / "no.txt"), *window], "can't read the text"),
         ([package, "--text", str(folder / "short.txt"), *window], "a window takes 64"),
         ([package, "--text", str(folder / "bytes.txt"), *window], "no text in UTF-8"),

@@ -52,7 +52,9 @@ def compare_all(
         return rows, p[skip:], q[skip:]
 
 
-@pytest.mark.parametrize(("vocabulary", "count", "skip"), [(512, 70, 0), (3001, 90, 45)])
+@pytest.mark.parametrize(
+    ("vocabulary", "count", "skip"), [(512, 70, 0), (3001, 90, 45), (300, 258, 250)]
+)
 @pytest.mark.parametrize("noise", [1e-4, 0.02, 3.0])
 def test_rows_against_float64(
     device: Device,

@@ -120,8 +120,11 @@ def read_text(path: str | Path, package: Package, *, window: int, tokens: int | 
     Raises:
         UsageError: the package has no tokenizer, or the text does not fill one window.
     """
-    if window < MIN_WINDOW:
-        raise UsageError(f"a window must have {MIN_WINDOW} tokens at least, not {window}")
+    most = package.manifest.facts["context_length"]
+    if not MIN_WINDOW <= window <= most:
+        raise UsageError(
+            f"a window must have {MIN_WINDOW} to {most} tokens (the model's context), not {window}"
+        )
     try:
         raw = Path(path).read_bytes()
         text = raw.decode("utf-8")
