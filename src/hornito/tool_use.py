@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hornito.errors import UsageError
 from hornito.structured.formats import ResponseFormat
+from hornito.text.template import ChatTemplate, checked_messages
 from hornito.text.tool_calls import ToolCallParser
 from hornito.text.tool_styles import (
     check_choice,
@@ -16,9 +17,6 @@ from hornito.text.tool_styles import (
     knows_tools,
     tool_style,
 )
-
-if TYPE_CHECKING:
-    from hornito.api import LLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,34 +51,23 @@ class ToolUse:
         kept = () if chosen == "none" else tuple(found)
         return cls(kept, chosen, parallel is not False)
 
-    def chat_ids(
-        self,
-        llm: LLM,
-        messages: Sequence[Mapping[str, Any]],
-        variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation in which the model knows the functions.
+    def conversation(
+        self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], Sequence[Mapping[str, Any]] | None]:
+        """Messages, and tools, as `encode_chat` takes them, so that the model knows the functions.
 
         Args:
             messages: with calls (`tool_calls`) and results (role `tool`) as OpenAI's API has them.
-            variables: further names for the template.
 
         Raises:
-            UsageError: as for `LLM.chat_ids`, or the calls of earlier turns are damaged.
+            UsageError: the messages are none, or the calls of earlier turns are damaged.
         """
-        from hornito.text.template import checked_messages, encode_chat
+        given = conversation_for(template.source, checked_messages(messages), self.tools)
+        return given, self.tools if self.tools and knows_tools(template.source) else None
 
-        template = llm.chat_template
-        given = checked_messages(messages)
-        return encode_chat(
-            llm.tokenizer,
-            template,
-            conversation_for(template.source, given, self.tools),
-            tools=self.tools if self.tools and knows_tools(template.source) else None,
-            variables=variables,
-        )
-
-    def form(self, llm: LLM, answer: ResponseFormat | None = None) -> ResponseFormat | None:
+    def form(
+        self, template: ChatTemplate, answer: ResponseFormat | None = None
+    ) -> ResponseFormat | None:
         """The form of the reply, where calls must come or where an answer of a form may.
 
         Args:
@@ -91,10 +78,9 @@ class ToolUse:
         """
         from hornito.structured.tool_grammar import calls_form
 
-        style = tool_style(llm.chat_template.source) if self.tools else ""
         if not self.tools or (self.choice == "auto" and answer is None):
             return answer
-        tools = self.tools
+        style, tools = tool_style(template.source), self.tools
         if self.choice == "auto" and answer is not None:
             if answer.kind != "json_schema":
                 raise UsageError(
@@ -107,8 +93,8 @@ class ToolUse:
             tools = tuple(tool for tool in tools if tool["function"]["name"] == name)
         return calls_form(style, tools, parallel=self.parallel)
 
-    def parser(self, llm: LLM) -> ToolCallParser | None:
+    def parser(self, template: ChatTemplate) -> ToolCallParser | None:
         """What finds the calls in a reply; None when there can be none."""
         if not self.tools:
             return None
-        return ToolCallParser(tool_style(llm.chat_template.source), self.tools)
+        return ToolCallParser(tool_style(template.source), self.tools)

@@ -28,10 +28,10 @@ from hornito.tool_use import ToolUse
 QWEN = (
     "{%- if tools %}<|im_start|>system\n# Tools\n<tools>{% for tool in tools %}"
     "\n{{ tool | tojson }}{% endfor %}\n</tools>\nwithin <tool_call></tool_call>:\n<tool_call>\n"
-    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n{% endif %}'
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} {{ c.function.arguments | tojson }}</tool_call>{% endfor %}"
-    "<|im_end|>\n{% endfor %}"
+    '{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call><|im_end|>\n'
+    "{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }} "
+    "{{ c.function.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
 )
 LLAMA = (
     "{{ bos_token }}<|start_header_id|>system<|end_header_id|>{% if tools is not none %}"
@@ -271,24 +271,17 @@ def test_an_answer_of_a_schema_beside_calls() -> None:
     assert kinds == {True, False}
 
 
-class _Model:
-    """What ToolUse asks of a model."""
-
-    def __init__(self, template: str) -> None:
-        self.chat_template = ChatTemplate(template)
-
-
 def test_forms_of_choices() -> None:
-    llm: Any = _Model(QWEN)
+    qwen = ChatTemplate(QWEN)
     answer = json_schema({"type": "object"})
-    assert ToolUse.of(TOOLS).form(llm) is None
-    assert ToolUse.of(TOOLS, "none").form(llm, answer) == answer
-    assert ToolUse.of(TOOLS, "none").parser(llm) is None
-    both = ToolUse.of(TOOLS).form(llm, answer)
+    assert ToolUse.of(TOOLS).form(qwen) is None
+    assert ToolUse.of(TOOLS, "none").form(qwen, answer) == answer
+    assert ToolUse.of(TOOLS, "none").parser(qwen) is None
+    both = ToolUse.of(TOOLS).form(qwen, answer)
     assert both is not None and "start: calls | %json" in both.text
     with pytest.raises(UsageError, match="leaves no room for calls"):
-        ToolUse.of(TOOLS).form(llm, ResponseFormat("regex", "a"))
-    every = ToolUse.of(TOOLS, "required").form(llm)
-    one = ToolUse.of(TOOLS, {"type": "function", "function": {"name": "now"}}).form(llm)
+        ToolUse.of(TOOLS).form(qwen, ResponseFormat("regex", "a"))
+    every = ToolUse.of(TOOLS, "required").form(qwen)
+    one = ToolUse.of(TOOLS, {"type": "function", "function": {"name": "now"}}).form(qwen)
     assert every is not None and one is not None
     assert "get_weather" in every.text and "get_weather" not in one.text and "now" in one.text

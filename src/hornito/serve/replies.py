@@ -5,14 +5,16 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hornito.runtime.results import Chunk, TokenLogprob
 from hornito.runtime.sampler import SEED_LIMIT
+from hornito.serve.calls import Spoken
 from hornito.serve.requests import ChatRequest, CompletionRequest, Request
 from hornito.serve.tokens import CompletionLogprobs, chat_logprobs, join_completion_logprobs
 from hornito.serve.work import Event, Scores, Started, Work
+from hornito.structured.formats import ResponseFormat
 from hornito.text.tokenizer import Tokenizer
 
 
@@ -35,7 +37,13 @@ class Model:
 
 
 def works(
-    common: Request, prompts: Sequence[list[int]], model: Model, *, scores: int | None, chat: bool
+    common: Request,
+    prompts: Sequence[list[int]],
+    model: Model,
+    *,
+    scores: int | None,
+    chat: bool,
+    form: ResponseFormat | None,
 ) -> list[Work]:
     """The answers that are wanted: `n` to each prompt, in order.
 
@@ -55,6 +63,7 @@ def works(
                     common.stop,
                     common.ignore_eos,
                     continuation=not chat,
+                    form=form,
                     scores=scores,
                 )
             )
@@ -68,7 +77,6 @@ class _Choice:
     prompt_tokens: int
     cached_tokens: int = 0
     tokens: int = 0
-    text: list[str] = field(default_factory=list)
     finish_reason: str | None = None
 
 
@@ -110,7 +118,6 @@ class Reply:
             choice.cached_tokens = event.cached_tokens
         elif isinstance(event, Chunk):
             choice.tokens += len(event.token_ids)
-            choice.text.append(event.text)
             choice.finish_reason = event.finish_reason
 
     def spoken(self, chunk: Chunk) -> tuple[TokenLogprob, ...]:
@@ -138,8 +145,11 @@ class ChatReply(Reply):
     prefix = "chatcmpl"
     kind = "chat.completion.chunk"
 
-    def __init__(self, model: Model, request: ChatRequest, made: Sequence[Work]) -> None:
+    def __init__(
+        self, model: Model, request: ChatRequest, made: Sequence[Work], spoken: Sequence[Spoken]
+    ) -> None:
         super().__init__(model, request.common, made)
+        self._spoken = spoken
         self._places: list[list[TokenLogprob]] = [[] for _ in made]
 
     def take(self, index: int, event: Event) -> list[dict[str, Any]]:
@@ -149,13 +159,17 @@ class ChatReply(Reply):
             return [self._delta(index, {"role": "assistant", "content": ""})]
         if not isinstance(event, Chunk):
             return []
-        found = []
         places = self.spoken(event)
         self._places[index] += places
-        if event.text or places:
-            found.append(self._delta(index, {"content": event.text}, places))
-        if event.finish_reason is not None:
-            found.append(self._delta(index, {}, finish_reason=event.finish_reason))
+        ended = event.finish_reason is not None
+        spoken = self._spoken[index]
+        deltas = spoken.take(event.text, last=ended)
+        if places and not deltas:
+            deltas = [{"content": ""}]
+        found = [self._delta(index, delta, () if at else places) for at, delta in enumerate(deltas)]
+        if ended:
+            reason = spoken.reason(event.finish_reason)
+            found.append(self._delta(index, {}, finish_reason=reason))
         return found
 
     def _delta(
@@ -178,17 +192,15 @@ class ChatReply(Reply):
         choices = [
             {
                 "index": index,
-                "message": {
-                    "role": "assistant",
-                    "content": "".join(choice.text),
-                    "refusal": None,
-                },
+                "message": spoken.message(),
                 "logprobs": None
                 if self.common.params.logprobs is None
                 else chat_logprobs(self.model.tokenizer, places),
-                "finish_reason": choice.finish_reason,
+                "finish_reason": spoken.reason(choice.finish_reason),
             }
-            for index, (choice, places) in enumerate(zip(self.choices, self._places, strict=True))
+            for index, (choice, spoken, places) in enumerate(
+                zip(self.choices, self._spoken, self._places, strict=True)
+            )
         ]
         return {
             **self._head,

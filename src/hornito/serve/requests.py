@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,8 @@ from hornito.ops.base import MOST_TOP
 from hornito.runtime.sampler import SEED_LIMIT, SamplingParams, sampling_params
 from hornito.serve.errors import ApiError, api_error
 from hornito.serve.fields import MISSING, Fields
+from hornito.structured.formats import ResponseFormat
+from hornito.tool_use import ToolUse
 
 MOST_CHOICES = 128
 MOST_STOPS = 64
@@ -50,7 +53,7 @@ class Request:
         max_tokens: None is up to the end of the context.
         n: answers to each prompt.
         user: requests of one user share a turn.
-        tools, tool_choice, response_format: as they came, for what gives them their meaning.
+        form: what form the answer has.
     """
 
     params: SamplingParams
@@ -61,9 +64,7 @@ class Request:
     stream: bool
     include_usage: bool
     user: str | None
-    tools: tuple[Mapping[str, Any], ...] = ()
-    tool_choice: Any = None
-    response_format: Mapping[str, Any] | None = None
+    form: ResponseFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +72,15 @@ class ChatRequest:
     """`/v1/chat/completions`.
 
     Attributes:
-        messages: role and content of each, both text.
+        messages: role and content of each, both text; calls of functions and their results.
         variables: further names for the chat template (`chat_template_kwargs`).
+        tools: the functions that may be called.
     """
 
     common: Request
     messages: list[dict[str, Any]]
     variables: Mapping[str, Any]
+    tools: ToolUse
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +130,10 @@ def chat_request(body: Mapping[str, Any], defaults: Defaults) -> ChatRequest:
     common = _common(
         fields, defaults, logprobs=(top or 0) if wanted else None, max_tokens=limit or other
     )
-    fields.neutral("parallel_tool_calls", True)
+    tools = tools_field(fields)
     fields.neutral("modalities", ["text"])
     fields.finish()
-    return ChatRequest(common, messages, variables)
+    return ChatRequest(common, messages, variables, tools)
 
 
 def completion_request(body: Mapping[str, Any], defaults: Defaults) -> CompletionRequest:
@@ -167,23 +170,39 @@ def _common(
     options.finish()
     if include_usage and not stream:
         raise fields.wrong("stream_options", "needs stream to be true")
-    tools = fields.take("tools", list, [])
-    if tools:
-        raise fields.wrong("tools", "are not supported")
-    fields.neutral("tool_choice", "none", "auto")
-    form = fields.take("response_format", dict, {"type": "text"})
-    if form != {"type": "text"}:
-        raise fields.wrong("response_format", 'must be {"type": "text"}; others are not supported')
+    form = form_field(fields)
+    ignore_eos = fields.take("ignore_eos", bool, False)
+    if form is not None and ignore_eos:
+        raise fields.wrong("ignore_eos", "contradicts response_format: the form says where it ends")
     return Request(
         params=_params(fields, defaults, logprobs),
         max_tokens=max_tokens,
         stop=fields.texts("stop", MOST_STOPS),
-        ignore_eos=fields.take("ignore_eos", bool, False),
+        ignore_eos=ignore_eos,
         n=fields.whole("n", 1, 1, MOST_CHOICES),
         stream=stream,
         include_usage=include_usage,
         user=fields.take("user", str),
+        form=form,
     )
+
+
+def form_field(fields: Fields) -> ResponseFormat | None:
+    """What form the answer is to have."""
+    try:
+        return ResponseFormat.of(fields.any("response_format"))
+    except UsageError as error:
+        raise ApiError(400, str(error), param="response_format") from error
+
+
+def tools_field(fields: Fields) -> ToolUse:
+    """The functions that the model may call, and whether it must."""
+    given = [fields.any(name) for name in ("tools", "tool_choice", "parallel_tool_calls")]
+    try:
+        return ToolUse.of(*given)
+    except UsageError as error:
+        name = re.match("tool_choice|parallel_tool_calls", str(error))
+        raise ApiError(400, str(error), param=name[0] if name else "tools") from error
 
 
 def _params(fields: Fields, defaults: Defaults, logprobs: int | None) -> SamplingParams:
@@ -247,7 +266,15 @@ def _message(fields: Fields) -> dict[str, Any]:
     role = fields.take("role", str, MISSING)
     if role not in ROLES:
         raise fields.wrong("role", f"must be one of {', '.join(ROLES)}, not {role!r:.60}")
-    content = fields.any("content", MISSING)
+    more: dict[str, Any] = {}
+    if role == "assistant" and (calls := fields.take("tool_calls", list, [])):
+        more["tool_calls"] = calls
+    if role == "tool":
+        more["tool_call_id"] = fields.take("tool_call_id", str, MISSING)
+        if (name := fields.take("name", str)) is not None:
+            more["name"] = name
+    # The content of a message that calls functions may be left out.
+    content = fields.any("content", "" if "tool_calls" in more else MISSING)
     if content is MISSING:
         content = fields.take("content", str, MISSING)
     if isinstance(content, list):
@@ -258,7 +285,7 @@ def _message(fields: Fields) -> dict[str, Any]:
     fields.neutral("annotations", [])
     fields.neutral("tool_calls", [])
     fields.finish()
-    return {"role": "system" if role == "developer" else role, "content": content}
+    return {"role": "system" if role == "developer" else role, "content": content, **more}
 
 
 def _part(message: Fields, index: int, item: Any) -> str:
@@ -302,7 +329,7 @@ def _check_ids(fields: Fields, name: str, value: Any, vocabulary: int) -> None:
             )
 
 
-def inputs(fields: Fields, vocabulary: int) -> list[str | list[int]]:
+def inputs_field(fields: Fields, vocabulary: int) -> list[str | list[int]]:
     """The `input` of an embeddings request."""
     if "input" not in fields:
         fields.take("input", str, MISSING)

@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from hornito.errors import UsageError
+from hornito.serve.calls import Spoken
 from hornito.serve.errors import ApiError, context_error
 from hornito.serve.http import read_body
 from hornito.serve.metrics import Metrics
@@ -20,8 +22,10 @@ from hornito.serve.scheduler import Scheduler
 from hornito.serve.streams import Answers, EventStream
 from hornito.serve.utilities import token_routes
 from hornito.serve.work import Event, Work
-from hornito.text.template import encode_chat
+from hornito.structured.formats import ResponseFormat
+from hornito.text.template import ChatTemplate, encode_chat
 from hornito.text.tokenizer import Tokenizer
+from hornito.tool_use import ToolUse
 
 
 class TextService:
@@ -64,18 +68,40 @@ class TextService:
         return self.model.tokenizer
 
     def chat_ids(
-        self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True, **variables: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        prompt: bool = True,
+        tools: ToolUse | None = None,
+        **variables: Any,
     ) -> list[int]:
         """The ids of a conversation; ApiError when the template refuses it, or there is none."""
-        if self.template is None:
-            raise ApiError(400, "this model has no chat template; use /v1/completions")
+        template = self.chat_template
+        given, shown = (tools or ToolUse()).conversation(template, messages)
         return encode_chat(
             self.tokenizer,
-            self.template,
-            messages,
+            template,
+            given,
             add_generation_prompt=prompt,
+            tools=shown,
             variables=variables,
         )
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template; ApiError when it has none."""
+        if self.template is None:
+            raise ApiError(400, "this model has no chat template; use /v1/completions")
+        return self.template
+
+    def check_form(self, form: ResponseFormat | None) -> None:
+        """Refuse a form that is wrong, or that can't be had."""
+        if form is None:
+            return
+        try:
+            self.scheduler.llm.grammars.start(form)
+        except UsageError as error:
+            raise ApiError(400, str(error), param="response_format") from error
 
     def check_length(self, ids: Sequence[int], param: str) -> None:
         """Refuse a prompt that does not fit."""
@@ -90,14 +116,20 @@ class TextService:
         """POST /v1/chat/completions"""
         parsed = chat_request(await read_body(request), self.defaults)
 
-        def prepare() -> list[int]:
-            ids = self.chat_ids(parsed.messages, **parsed.variables)
+        def prepare() -> tuple[list[int], ResponseFormat | None]:
+            ids = self.chat_ids(parsed.messages, tools=parsed.tools, **parsed.variables)
             self.check_length(ids, "messages")
-            return ids
+            form = parsed.tools.form(self.chat_template, parsed.common.form)
+            self.check_form(form)
+            return ids, form
 
-        ids = await run_in_threadpool(prepare)
-        made = works(parsed.common, [ids], self.model, scores=None, chat=True)
-        return await self._answer(request, made, ChatReply(self.model, parsed, made))
+        ids, form = await run_in_threadpool(prepare)
+        made = works(parsed.common, [ids], self.model, scores=None, chat=True, form=form)
+        spoken = [
+            Spoken(parsed.tools.parser(self.chat_template), parallel=parsed.tools.parallel)
+            for _ in made
+        ]
+        return await self._answer(request, made, ChatReply(self.model, parsed, made, spoken))
 
     async def complete(self, request: Request) -> Any:
         """POST /v1/completions"""
@@ -109,11 +141,13 @@ class TextService:
                 ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
                 self.check_length(ids, "prompt")
                 prompts.append(ids)
+            self.check_form(parsed.common.form)
             return prompts
 
         prompts = await run_in_threadpool(prepare)
-        scores = parsed.common.params.logprobs if parsed.echo else None
-        made = works(parsed.common, prompts, self.model, scores=scores, chat=False)
+        common, form = parsed.common, parsed.common.form
+        scores = common.params.logprobs if parsed.echo else None
+        made = works(common, prompts, self.model, scores=scores, chat=False, form=form)
         return await self._answer(request, made, CompletionReply(self.model, parsed, made))
 
     async def _answer(
