@@ -26,7 +26,7 @@ from hornito.tensor.model import TensorModel
 from hornito.tensor.stored import CHOICES, store_matrices
 from hornito.vk.device import Device, open_device
 
-BATCH, LENGTH = 20, 64
+BATCH, LENGTH = 20, 32
 Vectors = npt.NDArray[np.float64]
 
 
