@@ -95,6 +95,39 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _service(arguments: argparse.Namespace) -> Service:
+    from hornito.cache import resolve_model
+    from hornito.package import open_package
+    from hornito.tensor.package import is_tensor_package
+
+    path = resolve_model(arguments.model, arguments.weights)
+    name = arguments.name or _name(arguments.model)
+    if path.name.endswith(".vxm"):
+        with open_package(path) as package:
+            if is_tensor_package(package):
+                return _encoder(arguments, path, name)
+    if arguments.tokenizer is not None:
+        raise UsageError("--tokenizer is for encoders; this model is none")
+    return _text_model(arguments, name)
+
+
+def _encoder(arguments: argparse.Namespace, path: Path, name: str) -> Service:
+    from hornito.serve.embeddings import EmbeddingService
+    from hornito.serve.encoder import Encoder
+    from hornito.serve.metrics import Metrics
+    from hornito.vk.device import open_device
+
+    tokenizer = None if arguments.tokenizer is None else Path(arguments.tokenizer)
+    encoder = Encoder(path, tokenizer, lambda: open_device(arguments.device))
+    lengths = ", ".join(str(bucket.shapes()["input_ids"]) for bucket in encoder.buckets)
+    print(
+        f"hornito: {encoder.device.info.name}\nencoder of {encoder.width} numbers, inputs of "
+        f"{lengths} tokens" + ("" if encoder.tokenizer else "; no tokenizer: token ids only"),
+        file=sys.stderr,
+    )
+    return EmbeddingService(encoder, Metrics(), name, arguments.queue)
+
+
+def _text_model(arguments: argparse.Namespace, name: str) -> Service:
     from hornito.serve.metrics import Metrics
     from hornito.serve.scheduler import Scheduler
     from hornito.serve.service import TextService
@@ -113,7 +146,7 @@ def _service(arguments: argparse.Namespace) -> Service:
     )
     metrics.follow(scheduler)
     print(f"hornito: {llm.device_line}\n{llm.plan_summary()}", file=sys.stderr)
-    return TextService(scheduler, metrics, arguments.name or _name(arguments.model), sampling)
+    return TextService(scheduler, metrics, name, sampling)
 
 
 def load(arguments: argparse.Namespace, progress: Progress) -> LLM:

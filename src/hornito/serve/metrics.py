@@ -85,6 +85,11 @@ class Metrics:
         if tokens > 1:
             self._each.observe((job.last_token - job.first_token) / (tokens - 1))
 
+    def embedded(self, tokens: int) -> None:
+        """A request for embeddings was answered."""
+        self._answers.labels("embedded").inc()
+        self._prompt.inc(tokens)
+
     def text(self) -> bytes:
         """All of them in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class PrefixCache:
     """Snapshots by last use, within a budget of bytes; used by one thread.
 
+    They give way when a KV pool is full.
+
     Attributes:
         budget: bytes of KV blocks that they may hold; 0 keeps none.
         lookups, hits: prompts that came, and those that started from something.
@@ -39,6 +41,8 @@ class PrefixCache:
         self.budget = sum(pool.bytes for pool in engine.pools) if budget is None else budget
         self.lookups = 0
         self.hits = 0
+        for pool in engine.pools:
+            pool.make_room = self.evict
 
     def __len__(self) -> int:
         return len(self._kept)

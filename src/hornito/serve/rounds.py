@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from hornito.answer import Answer
 from hornito.errors import DeviceLostError, DeviceMemoryError, HornitoError
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     from hornito.api import LLM
     from hornito.runtime.engine import Record
     from hornito.runtime.session import Session
-
-T = TypeVar("T")
 
 CHUNK_SECONDS = 0.25
 """Time that a chunk of a prompt may take while answers are being made."""
@@ -157,15 +154,6 @@ class Rounds:
         self._retire(job, "failed")
         job.tell(error)
 
-    def _with_room(self, action: Callable[[], T]) -> T:
-        """Do something that needs KV blocks; kept prefixes give way to it."""
-        while True:
-            try:
-                return action()
-            except DeviceMemoryError:
-                if not self.cache.evict():
-                    raise
-
     # -- prompts ------------------------------------------------------------------------------
 
     def _prefill(self) -> None:
@@ -184,7 +172,7 @@ class Rounds:
     def _prefill_one(self, job: Job, size: int) -> None:
         began = time.monotonic()
         try:
-            self._with_room(lambda: self._evaluate(job, size))
+            self._evaluate(job, size)
         except DeviceLostError:
             raise
         except HornitoError as error:
@@ -293,9 +281,8 @@ class Rounds:
     def _reserve(self, run: DecodeRun, steps: int) -> bool:
         """Have the KV blocks of the next submission ready; False when someone has to go first."""
         for index, job in enumerate(self._rows):
-            session, end = _session(job), run.next_end(index, steps)
             try:
-                self._with_room(lambda: session.reserve(end))  # noqa: B023
+                _session(job).reserve(run.next_end(index, steps))
             except DeviceMemoryError as error:
                 job.error = error
                 self._changed = True

@@ -150,6 +150,14 @@ class TextService:
         made = works(common, prompts, self.model, scores=scores, chat=False, form=form)
         return await self._answer(request, made, CompletionReply(self.model, parsed, made))
 
+    async def embed(self, request: Request) -> Any:
+        """POST /v1/embeddings"""
+        raise ApiError(
+            400,
+            f"`{self.model.name}` writes text; for embeddings, serve an encoder",
+            param="model",
+        )
+
     async def _answer(
         self, request: Request, made: Sequence[Work], reply: ChatReply | CompletionReply
     ) -> Any:
@@ -195,6 +203,7 @@ class TextService:
         return [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/embeddings", self.embed, methods=["POST"]),
             *token_routes(self),
         ]
 

@@ -1,0 +1,52 @@
+"""One live server with a tiny model for all tests that leave it as it is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("prometheus_client")
+pytest.importorskip("httpx")
+
+from serving import Live, live
+from text_model import write_text_model
+
+
+@pytest.fixture(scope="session", autouse=True)
+def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    patch = pytest.MonkeyPatch()
+    folder = tmp_path_factory.mktemp("cache")
+    patch.setenv("HORNITO_CACHE", str(folder))
+    yield folder
+    patch.undo()
+
+
+@pytest.fixture(scope="session")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+@pytest.fixture(scope="session")
+def device() -> str | None:
+    return os.environ.get("HORNITO_DEVICE")
+
+
+@pytest.fixture(scope="session")
+def server(
+    text_model: Path, private_cache: Path, device: str | None, kernels: None
+) -> Iterator[Live]:
+    with live(text_model, device=device) as made:
+        yield made
+
+
+@pytest.fixture
+def client(server: Live) -> Any:
+    """The official client."""
+    openai = pytest.importorskip("openai")
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120)

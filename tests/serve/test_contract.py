@@ -1,0 +1,379 @@
+"""The official client against a live server: every route and every field."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from serving import NAME, Live, texts
+from tiny import log_softmax
+
+pytestmark = pytest.mark.gpu
+
+MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
+PROMPT = [5 + i % 90 for i in range(20)]
+
+
+def logits_of(server: Live, ids: list[int]) -> Any:
+    """The engine's own logits behind each token, as float64 log-probabilities."""
+
+    def evaluate() -> Any:
+        with server.llm.session() as session:
+            return log_softmax(session.prefill_logits(ids))
+
+    return server.scheduler.call(evaluate)
+
+
+def test_models(client: Any, server: Live) -> None:
+    (card,) = client.models.list().data
+    assert (card.id, card.object, card.owned_by) == (NAME, "model", "hornito")
+    assert card.max_model_len == server.llm.context
+    assert client.models.retrieve(NAME) == card
+
+
+def test_a_chat_equals_the_python_interface(client: Any, server: Live) -> None:
+    want = server.scheduler.call(lambda: server.llm.chat(MESSAGES, max_tokens=12))
+    answer = client.chat.completions.create(
+        model=NAME, messages=MESSAGES, max_tokens=12, temperature=0
+    )
+    (choice,) = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", want.text)
+    assert (choice.index, choice.finish_reason) == (0, want.finish_reason)
+    assert answer.object == "chat.completion" and answer.id.startswith("chatcmpl-")
+    assert answer.model == NAME and answer.system_fingerprint.startswith("fp_")
+    prompt = len(server.llm.chat_ids(MESSAGES))
+    assert answer.usage.prompt_tokens == prompt
+    assert answer.usage.completion_tokens == len(want.token_ids)
+    assert answer.usage.total_tokens == prompt + len(want.token_ids)
+    # As content parts, and with OpenAI's newer name of the system.
+    parts = [{"role": "developer", "content": [{"type": "text", "text": "Be brief."}]}, MESSAGES[1]]
+    again = client.chat.completions.create(
+        model=NAME, messages=parts, max_completion_tokens=12, temperature=0
+    )
+    assert again.choices[0].message.content == want.text
+    assert again.usage.prompt_tokens_details.cached_tokens == prompt - 1
+
+
+def test_completions_of_text_and_ids(client: Any, server: Live) -> None:
+    text = "hello there"
+    ids = server.llm.tokenizer.encode(text)
+    want = server.scheduler.call(lambda: server.llm.generate(ids, max_tokens=8))
+    for prompt in (text, ids, [text], [ids]):
+        answer = client.completions.create(model=NAME, prompt=prompt, max_tokens=8, temperature=0)
+        assert answer.object == "text_completion" and answer.id.startswith("cmpl-")
+        (choice,) = answer.choices
+        assert (choice.text, choice.finish_reason) == (want.text, want.finish_reason)
+        assert choice.logprobs is None
+    both = client.completions.create(
+        model=NAME, prompt=[text, PROMPT], max_tokens=8, temperature=0, n=2
+    )
+    assert [choice.index for choice in both.choices] == [0, 1, 2, 3]
+    assert both.choices[0].text == both.choices[1].text == want.text
+    assert both.usage.prompt_tokens == len(ids) + len(PROMPT)
+    assert both.usage.completion_tokens == 2 * 8 + 2 * 8
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_events_of_a_chat(server: Live, usage: bool) -> None:
+    """Role in the first delta, reason in the last, usage only when asked for, then the end."""
+    body: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "max_tokens": 9, "temperature": 0}
+    if usage:
+        body["stream_options"] = {"include_usage": True}
+    whole = server.chat(MESSAGES, max_tokens=9, temperature=0)
+    events = server.events("/v1/chat/completions", **body)
+    assert events.pop() == "[DONE]"
+    assert all(("usage" in event) is usage for event in events)
+    if usage:
+        last = events.pop()
+        assert last["choices"] == []
+        want = {k: v for k, v in whole["usage"].items() if k.endswith("_tokens")}
+        assert {k: v for k, v in last["usage"].items() if k in want} == want
+        assert all(event["usage"] is None for event in events)
+    first, *rest, end = events
+    assert first["choices"] == [
+        {
+            "index": 0,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+    ]
+    assert end["choices"] == [
+        {"index": 0, "delta": {}, "logprobs": None, "finish_reason": "length"}
+    ]
+    assert all(set(event["choices"][0]["delta"]) == {"content"} for event in rest)
+    assert all(event["choices"][0]["finish_reason"] is None for event in rest)
+    assert len({event["id"] for event in events}) == 1
+    assert {event["object"] for event in events} == {"chat.completion.chunk"}
+    assert texts(events) == whole["choices"][0]["message"]["content"]
+
+
+def test_events_of_completions(client: Any, server: Live) -> None:
+    whole = server.complete(["one", "two"], max_tokens=7, temperature=0)
+    chunks = list(
+        client.completions.create(
+            model=NAME,
+            prompt=["one", "two"],
+            max_tokens=7,
+            temperature=0,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[-1].choices == [] and chunks[-1].usage.completion_tokens == 14
+    for index, choice in enumerate(whole["choices"]):
+        mine = [c.choices[0] for c in chunks[:-1] if c.choices[0].index == index]
+        assert "".join(c.text for c in mine) == choice["text"]
+        assert [c.finish_reason for c in mine] == [None] * (len(mine) - 1) + ["length"]
+
+
+def test_characters_of_several_tokens(server: Live) -> None:
+    """A character comes as a whole, in the event of its last token."""
+    tokens = [server.llm.tokenizer.encode("é", add_bos=False)][0]
+    assert len(tokens) == 2
+    body = {
+        "max_tokens": 40,
+        "temperature": 1,
+        "seed": 5,
+        "logit_bias": {str(token): 100 for token in tokens},
+    }
+    whole = server.complete("x", **body)["choices"][0]["text"]
+    events = server.events("/v1/completions", model=NAME, prompt="x", **body)
+    pieces = [event["choices"][0]["text"] for event in events[:-1]]
+    assert whole.count("é") >= 3 and "".join(pieces) == whole
+    assert any("é" in piece for piece in pieces)
+
+
+def test_stop_strings_across_tokens(client: Any, server: Live) -> None:
+    """H6: found wherever tokens and events begin and end; not part of the text."""
+    whole = server.complete(PROMPT, max_tokens=24, temperature=0)["choices"][0]["text"]
+    pieces = [
+        event["choices"][0]["text"]
+        for event in server.events(
+            "/v1/completions", model=NAME, prompt=PROMPT, max_tokens=24, temperature=0
+        )[:-1]
+        if event["choices"][0]["text"]
+    ]
+    assert len(pieces) > 4
+    seam = len("".join(pieces[:3]))
+    stop = whole[seam - 1 : seam + 1]
+    want = whole[: whole.index(stop)]
+    for stops in (stop, [stop], ["never there", stop]):
+        found = client.completions.create(
+            model=NAME, prompt=PROMPT, max_tokens=24, temperature=0, stop=stops
+        ).choices[0]
+        assert (found.text, found.finish_reason) == (want, "stop")
+    events = server.events(
+        "/v1/completions", model=NAME, prompt=PROMPT, max_tokens=24, temperature=0, stop=stop
+    )
+    assert texts(events) == want
+    assert events[-2]["choices"][0]["finish_reason"] == "stop"
+
+
+def test_end_tokens_stop(client: Any, server: Live) -> None:
+    """H8: the reason is that of each answer; the end token is counted, and not shown."""
+    end = server.llm.engine.eos_ids[0]
+    body = {"max_tokens": 5, "temperature": 0, "logit_bias": {str(end): 100}}
+    answer = server.chat("hello", logprobs=True, **body)
+    assert answer["choices"][0]["message"]["content"] == ""
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["logprobs"]["content"] == []
+    assert answer["usage"]["completion_tokens"] == 1
+    past = server.chat("hello", ignore_eos=True, **body)
+    assert past["choices"][0]["finish_reason"] == "length"
+    assert past["usage"]["completion_tokens"] == 5
+
+
+def test_the_end_of_the_context(server: Live) -> None:
+    """H1: an answer that reaches it ends there, with the reason; without a limit, too."""
+    context = server.llm.context
+    ids = [5 + i % 90 for i in range(context - 6)]
+    answer = server.complete(ids, max_tokens=99, temperature=0, ignore_eos=True)
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 7
+    chat = server.chat("a " * 90, temperature=0, ignore_eos=True)
+    assert chat["choices"][0]["finish_reason"] == "length"
+    assert chat["usage"]["total_tokens"] == context + 1
+    full = server.complete([5 + i % 90 for i in range(context)], temperature=0)
+    assert full["usage"]["completion_tokens"] == 1
+
+
+def test_seeds_and_choices(client: Any, server: Live) -> None:
+    """The same seed gives the same answer; the n-th choice is that of the seed plus n."""
+    body: dict[str, Any] = {"max_tokens": 10, "temperature": 1.5, "ignore_eos": True}
+    alone = [server.chat("hello", seed=7 + i, **body)["choices"][0] for i in range(3)]
+    together = server.chat("hello", seed=7, n=3, **body)
+    found = [choice["message"]["content"] for choice in together["choices"]]
+    assert found == [choice["message"]["content"] for choice in alone]
+    assert len(set(found)) == 3
+    events = server.events(
+        "/v1/chat/completions",
+        **{"model": NAME, "messages": [{"role": "user", "content": "hello"}]},
+        **{"seed": 7, "n": 3, **body},
+    )
+    assert [texts(events, index) for index in range(3)] == found
+    assert server.chat("hello", seed=-1, **body) != server.chat("hello", seed=1, **body)
+    free = {server.chat("hello", **body)["choices"][0]["message"]["content"] for _ in range(3)}
+    assert len(free) == 3
+
+
+#: Of each field: values that change what a request without it gives.
+EFFECTS: list[dict[str, Any]] = [
+    {"temperature": 1.0, "seed": 4},
+    {"logit_bias": {"300": 100}},
+    {"presence_penalty": 2.0},
+    {"frequency_penalty": 2.0},
+    {"repetition_penalty": 5.0},
+    {"max_tokens": 3},
+    {"stop": ["e", "a", "'", "<", "\ufffd", " "]},
+]
+
+
+@pytest.mark.parametrize("change", EFFECTS, ids=lambda change: next(iter(change)))
+@pytest.mark.parametrize("path", ["chat", "complete"])
+def test_f5_every_field_has_its_effect(server: Live, change: dict[str, Any], path: str) -> None:
+    body: dict[str, Any] = {"temperature": 0, "max_tokens": 30}
+    ask = getattr(server, path)
+    plain, changed = ask("hello", **body), ask("hello", **{**body, **change})
+    assert plain["choices"][0] != changed["choices"][0]
+
+
+@pytest.mark.parametrize(
+    "change", [{"top_p": 0.01}, {"top_k": 1}, {"min_p": 1.0}], ids=["top_p", "top_k", "min_p"]
+)
+def test_f5_filters_have_their_effect(server: Live, change: dict[str, Any]) -> None:
+    """Each leaves the most likely token alone, whatever the seed."""
+    body = {"max_tokens": 12, "ignore_eos": True}
+    greedy = server.chat("hello", temperature=0, **body)["choices"]
+    drawn = [server.chat("hello", temperature=1, seed=s, **body)["choices"] for s in (1, 2)]
+    kept = [
+        server.chat("hello", temperature=1, seed=s, **change, **body)["choices"] for s in (1, 2)
+    ]
+    assert kept == [greedy, greedy] and drawn[0] != drawn[1]
+
+
+def test_chat_logprobs_are_the_engines(client: Any, server: Live) -> None:
+    """Of the model's own distribution: float64 log-softmax of the engine's logits."""
+    answer = client.chat.completions.create(
+        model=NAME,
+        messages=MESSAGES,
+        max_tokens=10,
+        temperature=1,
+        seed=3,
+        logprobs=True,
+        top_logprobs=5,
+        logit_bias={"300": 3},
+        extra_body={"ignore_eos": True},
+    )
+    content = answer.choices[0].logprobs.content
+    assert len(content) == 10
+    tokenizer = server.llm.tokenizer
+    spelled = {bytes(tokenizer.token_bytes(t)): t for t in reversed(range(tokenizer.vocab_size))}
+    tokens = [spelled[bytes(place.bytes)] for place in content]
+    prompt = server.llm.chat_ids(MESSAGES)
+    rows = logits_of(server, [*prompt, *tokens])
+    for place, token, row in zip(content, tokens, rows[len(prompt) - 1 :], strict=False):
+        assert abs(place.logprob - row[token]) < 1e-4
+        best = np.argsort(-row, kind="stable")[:5]
+        assert len(place.top_logprobs) == 5
+        np.testing.assert_allclose(
+            [one.logprob for one in place.top_logprobs], row[best], rtol=0, atol=1e-4
+        )
+        assert [spelled[bytes(one.bytes)] for one in place.top_logprobs] == best.tolist()
+
+
+@pytest.mark.parametrize("top", [0, 1, 4])
+def test_echo_has_the_prompts_logprobs(client: Any, server: Live, top: int) -> None:
+    """What harnesses ask for: the log-probability of every token of the prompt."""
+    ids = [5 + (7 * i) % 250 for i in range(75)]
+    answer = client.completions.create(
+        model=NAME, prompt=[ids], max_tokens=2, echo=True, logprobs=top, temperature=0
+    )
+    (choice,) = answer.choices
+    found = choice.logprobs
+    assert choice.text.startswith(server.llm.tokenizer.decode(ids))
+    rows = logits_of(server, ids)
+    want = rows[np.arange(74), ids[1:]]
+    assert found.token_logprobs[0] is None and len(found.token_logprobs) == 77
+    np.testing.assert_allclose(found.token_logprobs[1:75], want, rtol=0, atol=1e-4)
+    assert found.text_offset[0] == 0 and len(found.text_offset) == 77
+    assert sorted(found.text_offset) == found.text_offset
+    for token, at in zip(found.tokens, found.text_offset, strict=True):
+        assert token.startswith("bytes:") or choice.text[at:].startswith(token)
+    if not top:
+        assert found.top_logprobs is None
+        return
+    assert found.top_logprobs[0] is None
+    for row, likely, own in zip(
+        rows, found.top_logprobs[1:75], found.token_logprobs[1:75], strict=False
+    ):
+        assert top <= len(likely) + 1 and len(likely) <= top + 1
+        assert abs(max(likely.values()) - row.max()) < 1e-4
+        # Whether a token is the most likely one shows in equal numbers.
+        assert (own == max(likely.values())) == (abs(own - row.max()) < 1e-9 or own >= row.max())
+
+
+def test_echo_alone(server: Live) -> None:
+    """Nothing new, nothing but scores; text comes back as it was, streamed or not."""
+    answer = server.complete("hello there", max_tokens=0, echo=True, logprobs=1)
+    assert answer["choices"][0]["text"] == "hello there"
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"]["completion_tokens"] == 0
+    logprobs = answer["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == "hello there"
+    plain = server.complete("hello there", max_tokens=4, echo=True, temperature=0)
+    body = {"model": NAME, "prompt": "hello there", "max_tokens": 4, "temperature": 0}
+    streamed = server.events("/v1/completions", **body, echo=True)
+    assert texts(streamed) == plain["choices"][0]["text"]
+    assert plain["choices"][0]["text"].startswith("hello there")
+    single = server.complete([9], max_tokens=0, echo=True, logprobs=1)["choices"][0]["logprobs"]
+    assert single["token_logprobs"] == [None] and single["top_logprobs"] == [None]
+
+
+def test_tokens_over_http(server: Live) -> None:
+    tokenizer = server.llm.tokenizer
+    text = "hello <|im_end|> é"
+    made = server.post("/tokenize", prompt=text, return_token_strs=True).json()
+    assert made["tokens"] == tokenizer.encode(text, parse_special=True)
+    assert made["count"] == len(made["tokens"]) == len(made["token_strs"])
+    assert made["max_model_len"] == server.llm.context
+    plain = server.post("/tokenize", model=NAME, prompt=text, parse_special=False).json()
+    assert plain["tokens"] == tokenizer.encode(text) != made["tokens"]
+    back = server.post("/detokenize", tokens=made["tokens"]).json()
+    assert back == {"prompt": text}
+    chat = server.post("/tokenize", messages=MESSAGES).json()
+    assert chat["tokens"] == server.llm.chat_ids(MESSAGES)
+    info = server.http.get("/tokenizer_info").json()
+    assert info["eos_token"] == "<|im_end|>" and info["vocab_size"] == 512
+    assert info["chat_template"] == server.llm.chat_template.source
+
+
+def test_health_and_metrics(server: Live) -> None:
+    server.chat("hello", max_tokens=4)
+    server.wait_idle()
+    health = server.http.get("/health")
+    assert health.status_code == 200
+    facts = health.json()
+    assert (facts["status"], facts["running"], facts["waiting"]) == ("ok", 0, 0)
+    assert facts["device"] == server.llm.device_line
+    answer = server.http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = [line for line in answer.text.splitlines() if not line.startswith("#")]
+    found = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    assert found["hornito_up"] == 1 and found["hornito_queue_length"] == 0
+    assert found["hornito_time_to_first_token_seconds_count"] > 0
+    assert found["hornito_time_per_output_token_seconds_count"] > 0
+    assert found["hornito_generated_tokens_total"] >= 4
+    assert found["hornito_prompt_tokens_total"] > found["hornito_cached_tokens_total"] >= 0
+    assert found["hornito_prefix_cache_lookups"] >= found["hornito_prefix_cache_hits"]
+    memory = server.llm.engine.memory
+    assert found['hornito_device_memory_bytes{purpose="kv"}'] == memory.kv
+    assert found["hornito_device_memory_allocated_bytes"] >= memory.total
+
+
+def test_the_page(server: Live) -> None:
+    page = server.http.get("/")
+    assert page.status_code == 200 and page.headers["content-type"].startswith("text/html")
+    assert "http://" not in page.text and "https://" not in page.text  # nothing from outside
