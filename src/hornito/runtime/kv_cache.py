@@ -7,7 +7,7 @@ date before a submission.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,9 @@ class BlockPool:
     """The blocks of one kind: which are free, and how many owners the others have.
 
     A freed block is handed out again only after the last submission that may read it.
+
+    Attributes:
+        make_room: asked to give up blocks when none is free; False when it has none to give.
     """
 
     def __init__(self, device: Device, kind: KvKind, count: int, label: str) -> None:
@@ -39,6 +42,7 @@ class BlockPool:
         self._owners = [0] * count
         self._free = list(range(count - 1, -1, -1))
         self._retiring: list[tuple[int, int]] = []  # (ticket, block), in order of tickets
+        self.make_room: Callable[[], bool] = lambda: False
 
     @property
     def bytes(self) -> int:
@@ -65,6 +69,8 @@ class BlockPool:
             DeviceMemoryError: all are in use.
         """
         if not self._free:
+            self._reclaim()
+        while not self._free and self.make_room():
             self._reclaim()
         if not self._free:
             need = self.kind.block_bytes
