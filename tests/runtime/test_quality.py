@@ -55,7 +55,7 @@ def compare_all(
 @pytest.mark.parametrize(
     ("vocabulary", "count", "skip"), [(512, 70, 0), (3001, 90, 45), (300, 258, 250)]
 )
-@pytest.mark.parametrize("noise", [1e-4, 0.02, 3.0])
+@pytest.mark.parametrize("noise", [1e-5, 1e-3, 0.02, 3.0])
 def test_rows_against_float64(
     device: Device,
     tmp_path: Path,
@@ -80,7 +80,7 @@ def test_rows_against_float64(
     exact = (np.exp(p) * (p - q)).sum(axis=1)
     found = np.array([row.divergence for row in rows])
     assert exact.min() > 0
-    np.testing.assert_allclose(found, exact, rtol=2e-4, atol=1e-11)
+    np.testing.assert_allclose(found, exact, rtol=2e-4, atol=1e-12)
     targets = np.array(ids[1:])[skip:]
     at = np.arange(len(targets))
     np.testing.assert_allclose([r.reference_logprob for r in rows], p[at, targets], atol=2e-5)

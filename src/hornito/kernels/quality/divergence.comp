@@ -40,18 +40,20 @@ void main() {
   if (s >= load_word(p.call, p.live_word)) return;
   Joined a = join_partials(t, p.reference_partial, s, p.runs);
   Joined b = join_partials(t, p.partial, s, p.runs);
+  // Close logits are subtracted first: that is exact, and the rounding of the rest is one for all ids.
+  float shift = (a.largest - b.largest) + (a.log_sum - b.log_sum);
   uint from = gl_WorkGroupID.x * 1024u;
   uint to = min(from + 1024u, p.width);
   float sum = 0.0;
   for (uint i = from + t; i < to; i += 128u) {
-    float log_p = load_float(p.reference, s * p.width + i) - a.largest - a.log_sum;
-    float log_q = load_float(p.logits, s * p.width + i) - b.largest - b.log_sum;
-    float d = log_p - log_q;
+    float l = load_float(p.reference, s * p.width + i);
+    float log_p = l - a.largest - a.log_sum;
+    float d = (l - load_float(p.logits, s * p.width + i)) - shift;
     float prob = exp(max(log_p, -80.0));
     if (abs(d) < 0.25) {
       sum += prob * near_zero(d);
     } else {
-      sum += exp(max(log_q, -80.0)) - prob + prob * d;
+      sum += exp(max(log_p - d, -80.0)) - prob + prob * d;
     }
   }
   sum = reduce_sum(t, sum);
