@@ -15,6 +15,7 @@ from hornito.cli.options import (
     add_json,
     number,
     one_of,
+    positive_int,
     token_ids,
     whole,
 )
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from hornito.diag.compare import Comparison
     from hornito.diag.compare_bench import Settings
     from hornito.diag.compare_bisect import Bisection
-    from hornito.diag.compare_values import Difference
+    from hornito.diag.compare_values import Difference, Tolerance
 
 DIFFERS = 1
 
@@ -63,6 +64,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--steps", type=whole, default=4, help="tokens to decode (default 4)", metavar="N"
     )
     parser.add_argument(
+        "--slots",
+        type=positive_int,
+        default=1,
+        help="sequences of a call; more than one brings the batch buckets (default 1)",
+        metavar="N",
+    )
+    parser.add_argument(
         "--tolerance",
         type=number,
         help="largest relative error of a row that counts as equal (default by precision and "
@@ -72,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-cosine",
         type=number,
-        help="smallest cosine that counts as equal (default 1 minus the tolerance)",
+        help="smallest cosine that counts as equal (default so, too; 1 - X with --tolerance X)",
         metavar="X",
     )
     parser.add_argument(
@@ -135,6 +143,8 @@ def _settings(arguments: argparse.Namespace) -> Settings:
         ref_weights=arguments.ref_weights,
         disabled_passes=tuple(arguments.disable_pass),
         fp32_tensors=tuple(arguments.fp32_tensors),
+        slots=arguments.slots,
+        verify=arguments.verify,
         steps=arguments.steps,
         relative=arguments.tolerance,
         cosine=arguments.min_cosine,
@@ -159,8 +169,6 @@ def _run_decoder(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         progress = stack.enter_context(TerminalProgress())
         bench = Workbench(stack, arguments.model, arguments.ref, prompt, settings, progress)
-        if arguments.verify:
-            bench.package.check(progress)
         found = compare(bench)
         blame = bisect(bench, found.first) if arguments.bisect and found.first else None
     for name in found.pinned:
@@ -209,7 +217,7 @@ def _print(found: Comparison, summary: bool) -> None:
             print(f"only in {label}, not compared: {', '.join(names[:4])}{more}")
     if found.only_reference:
         print("(passes make one op of several; --disable-pass NAME leaves one out of MODEL)")
-    print_end(found.first, found.tolerance.relative, found.tolerance.cosine, found.dumped)
+    print_end(found.first, found.tolerance, found.dumped)
 
 
 def print_values(runs: list[tuple[Difference, ...]]) -> None:
@@ -232,13 +240,11 @@ def print_values(runs: list[tuple[Difference, ...]]) -> None:
     print_table(("value", "op", "cosine", "max abs", "relative", "worst at", ""), rows)
 
 
-def print_end(
-    first: Difference | None, relative: float, cosine: float, dumped: Iterable[str]
-) -> None:
+def print_end(first: Difference | None, tolerance: Tolerance, dumped: Iterable[str]) -> None:
     """What was written, and the verdict."""
     for path in dumped:
         print(f"wrote {path}")
-    limits = f"relative error {relative:g}, cosine {cosine:g}"
+    limits = f"relative error {tolerance.relative:g}, cosine {tolerance.cosine:g}"
     if first is None:
         print(f"EQUAL within {limits}")
         return

@@ -38,7 +38,8 @@ def run_tensors(arguments: argparse.Namespace) -> int:
     from hornito.cli.cpu import say_cpu
     from hornito.diag.compare_bench import CPU, VULKAN
     from hornito.diag.compare_tensors import compare_tensors, made_up
-    from hornito.diag.compare_values import PRECISION_TOLERANCE, Tolerance, dump, matching
+    from hornito.diag.compare_values import PRECISION_TOLERANCE, dump
+    from hornito.plan.pins import matching
     from hornito.vk.device import open_device
 
     used = [n for n in _OF_DECODERS if getattr(arguments, n) not in (None, False, [])]
@@ -55,8 +56,8 @@ def run_tensors(arguments: argparse.Namespace) -> int:
     reference = graph
     if arguments.ref != CPU:
         reference = _graph(arguments, resolve_model(arguments.ref), {**given, **inputs})
-    relative = PRECISION_TOLERANCE["high"] if arguments.tolerance is None else arguments.tolerance
-    cosine = 1 - relative if arguments.min_cosine is None else arguments.min_cosine
+    usual = PRECISION_TOLERANCE["high"]
+    tolerance = usual.with_choice(arguments.tolerance, arguments.min_cosine)
     if arguments.backend == CPU:
         say_cpu()
     with ExitStack() as stack:
@@ -69,7 +70,7 @@ def run_tensors(arguments: argparse.Namespace) -> int:
             inputs,
             device if arguments.backend == VULKAN else None,
             device if arguments.ref_backend == VULKAN else None,
-            Tolerance(relative, cosine),
+            tolerance,
         )
         name = device.info.name if device and arguments.backend == VULKAN else CPU
     found.inputs = {n: "given" if n in given else "made up" for n in inputs}
@@ -87,7 +88,7 @@ def run_tensors(arguments: argparse.Namespace) -> int:
         print(f"{arguments.model} on {name} against {arguments.ref}")
         if not arguments.summary:
             print_values([found.values])
-        print_end(found.first, relative, cosine, found.dumped)
+        print_end(found.first, tolerance, found.dumped)
     return 0 if found.first is None else DIFFERS
 
 

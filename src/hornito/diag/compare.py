@@ -15,10 +15,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hornito.diag.compare_bench import CPU, VULKAN, Workbench
-from hornito.diag.compare_decoder import Run, Side, joined, makers, value_names, with_joined
-from hornito.diag.compare_values import Difference, Tolerance, Trace, dump, matching, measure
+from hornito.diag.compare_decoder import (
+    DeviceSide,
+    Run,
+    Side,
+    joined,
+    makers,
+    value_names,
+    with_joined,
+)
+from hornito.diag.compare_values import Difference, Tolerance, Trace, dump, measure
 from hornito.errors import UsageError
 from hornito.graph.graph import Graph
+from hornito.plan.pins import matching
 
 if TYPE_CHECKING:
     from hornito.vk.device import Device
@@ -192,6 +201,9 @@ def compare(bench: Workbench) -> Comparison:
             pinned=bench.pinned,
             notes=list(bench.notes),
         )
+        if isinstance(side, DeviceSide):
+            for kernel, why in side.engine.trust.dropped.items():
+                result.notes.append(f"kernel {kernel} is not used on this device: {why}")
         steps: Trace | None = None
         runs = bench.runs(side)
         bench.progress.start("comparing", len(runs))

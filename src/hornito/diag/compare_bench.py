@@ -15,7 +15,6 @@ from hornito.diag.compare_decoder import DeviceSide, NumpySide, Run, Side, Store
 from hornito.diag.compare_values import (
     PRECISION_TOLERANCE,
     Tolerance,
-    matching,
     storage_tolerance,
 )
 from hornito.errors import ContextOverflowError, UsageError
@@ -24,6 +23,7 @@ from hornito.graph.passes import ORDER
 from hornito.ops.variants import Choices
 from hornito.package import Package, open_package
 from hornito.package.model import model_graph
+from hornito.plan.pins import pinned_nodes
 from hornito.plan.plan import PlanOptions
 from hornito.progress import NullProgress, Progress
 from hornito.runtime.engine import Engine
@@ -47,6 +47,8 @@ class Settings:
         ref_weights: storage type of a reference that is compiled.
         disabled_passes: graph passes to leave out of the model.
         fp32_tensors: patterns of nodes, values or weights whose products keep fp32 operands.
+        slots: sequences of a call; more than one brings the batch buckets.
+        verify: check every byte of the model's package first.
         steps: tokens to decode behind the prompt, the reference's greedy ones.
         relative, cosine: tolerances; None for those of the precision and the weights.
         dumps: (pattern, folder) of values to write.
@@ -62,6 +64,8 @@ class Settings:
     ref_weights: str | None = None
     disabled_passes: tuple[str, ...] = ()
     fp32_tensors: tuple[str, ...] = ()
+    slots: int = 1
+    verify: bool = False
     steps: int = 4
     relative: float | None = None
     cosine: float | None = None
@@ -95,6 +99,8 @@ class Workbench:
         self.model = resolve_model(model, settings.weights)
         self.has_source = not is_package(self.model)
         self.package = stack.enter_context(self._opened(settings.disabled_passes))
+        if settings.verify:
+            self.package.check(progress)
         self.graph = model_graph(self.package)
         self.reference_name = reference
         self.device: Device | None = None
@@ -171,6 +177,7 @@ class Workbench:
         options = PlanOptions(
             context=self.settings.context or facts["context_length"],
             kv_half=self.settings.kv_half,
+            slots=self.settings.slots,
             keep_values=True,
         )
         requested = self.settings.context is not None
@@ -207,29 +214,24 @@ class Workbench:
         usual = PRECISION_TOLERANCE[settings.precision if settings.backend == VULKAN else "high"]
         sides = [{w.dtype for w in graph.weights.values()} for graph in (self.graph, reference)]
         if sides[0] != sides[1]:
-            usual = max(usual, *(storage_tolerance(side) for side in sides))
-        relative = usual if settings.relative is None else settings.relative
-        cosine = 1 - relative if settings.cosine is None else settings.cosine
-        return Tolerance(relative, cosine)
+            stored = storage_tolerance(sides[0] | sides[1])
+            usual = Tolerance(
+                max(usual.relative, stored.relative), min(usual.cosine, stored.cosine)
+            )
+        return usual.with_choice(settings.relative, settings.cosine)
 
     # -- trials -----------------------------------------------------------------------------
 
     @property
     def pinned(self) -> list[str]:
         """The nodes that `fp32_tensors` names, by their own name, a result's or a weight's."""
-        wanted = self.settings.fp32_tensors
-        names = [n for node in self.graph for n in (node.name, *node.outputs, *node.inputs) if n]
-        found = set(matching(wanted, dict.fromkeys(names), "--fp32-tensors"))
-        return [
-            node.name
-            for node in self.graph
-            if found.intersection((node.name, *node.outputs, *node.inputs))
-        ]
+        return pinned_nodes(self.graph, self.settings.fp32_tensors)
 
     def _options(self, graph: Graph, choices: Choices) -> PlanOptions:
         return PlanOptions(
             context=self.context,
             kv_half=self.settings.kv_half,
+            slots=self.settings.slots,
             half_operands=self.settings.precision == "normal",
             fp32_nodes=frozenset(self.pinned),
             keep_values=True,
@@ -271,6 +273,4 @@ class Workbench:
 
     def runs(self, side: Side) -> list[Run]:
         """The schedules of a side; single steps come first, others are held to them."""
-        if not isinstance(side, DeviceSide):
-            return [Run(CPU, 0, 0)]
-        return sorted(side.runs(), key=lambda run: run.prompt != 1)
+        return side.runs() if isinstance(side, DeviceSide) else [Run(CPU, 0, 0)]

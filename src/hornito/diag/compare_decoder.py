@@ -6,7 +6,8 @@ holds there, as `NAME.keys` and `NAME.values` of its cache token NAME.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Protocol
@@ -41,12 +42,14 @@ class Run:
     """A schedule: the bucket of the prompt's rows and that of the steps behind it.
 
     `prompt` and `step` are rows of a chunk bucket, 1 for the batch bucket of one row, 0 for what
-    `Session` would take.
+    `Session` would take. With `batch` every token is a step of that batch bucket instead, in which
+    each slot has the same sequence.
     """
 
     label: str
     prompt: int
     step: int
+    batch: int = 0
 
 
 class Side(Protocol):
@@ -225,7 +228,7 @@ class DeviceSide:
     """A model on the device, whose plan keeps every value (`PlanOptions.keep_values`).
 
     Args:
-        engine: with one free slot.
+        engine: all of its slots are free.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -246,11 +249,14 @@ class DeviceSide:
         }
 
     def runs(self) -> list[Run]:
-        """Every schedule there is: each chunk bucket, single steps, and what a session does."""
+        """Every schedule there is: single steps, each chunk and batch bucket, and what a session
+        does."""
         chunks = [rows for kind, rows in self.engine.plan.buckets if kind == "chunk"]
+        batches = [rows for kind, rows in self.engine.plan.buckets if kind == "batch" and rows > 1]
         return [
-            *(Run(f"chunk {rows}", rows, rows) for rows in chunks),
             Run("step", 1, 1),
+            *(Run(f"chunk {rows}", rows, rows) for rows in chunks),
+            *(Run(f"batch {rows}", 1, 1, rows) for rows in batches),
             Run("prefill, step", 0, 1),
         ]
 
@@ -259,15 +265,23 @@ class DeviceSide:
         device offers it."""
         taken: set[str] = set()
         offered: dict[str, None] = {}
-        rows = {*((run.prompt,) if run.prompt else ()), *((run.step,) if run.step else ())}
-        for (kind, size), bucket in self.engine.plan.buckets.items():
-            if (0 in (run.prompt, run.step) and kind == "chunk") or size in rows:
+        for (kind, rows), bucket in self.engine.plan.buckets.items():
+            if self._takes(run, kind, rows):
                 for site in bucket.sites:
                     if any(variant.plain for variant in site.admitted):
                         twins = [v.kernel for v in site.admitted if not v.plain]
                         offered |= dict.fromkeys(twins)
                         taken |= {site.taken.kernel} & set(twins)
         return taken, list(offered)
+
+    def _takes(self, run: Run, kind: str, rows: int) -> bool:
+        """Whether a run may use a bucket."""
+        if run.batch:
+            return (kind, rows) == ("batch", run.batch)
+        wanted = (run.prompt, run.step)
+        if kind == "batch":
+            return rows == 1 and bool({0, 1} & {*wanted})
+        return 0 in wanted or rows in wanted
 
     def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
         """The most likely tokens behind a prompt."""
@@ -285,17 +299,22 @@ class DeviceSide:
         # What a kernel leaves unwritten shows as NaN.
         self.engine.poison_activations()
         pieces: list[dict[str, Array]] = []
-        kernels: dict[str, dict[str, None]] = {}
-        with Session(self.engine) as session:
-            for start, stop, rows in self._calls(run, len(ids), prompt):
-                pieces.append(self._call(session, ids[start:stop], rows))
-                for name, used in self._kernels(rows).items():
-                    kernels.setdefault(name, {}).update(dict.fromkeys(used))
+        buckets: dict[tuple[str, int], None] = {}
+        with ExitStack() as stack:
+            count = min(run.batch, self.engine.options.slots) or 1
+            sessions = [stack.enter_context(Session(self.engine)) for _ in range(count)]
+            if run.batch:
+                buckets["batch", run.batch] = None
+                pieces = [self._together(sessions, token, run.batch) for token in ids]
+            else:
+                for start, stop, rows in self._calls(run, len(ids), prompt):
+                    buckets["batch" if rows == 1 else "chunk", rows] = None
+                    pieces.append(self._call(sessions[0], ids[start:stop], rows))
         values = {
             name: np.concatenate([piece[name] for piece in pieces])
             for name in value_names(self.graph)
         }
-        return Trace(run.label, values, {name: tuple(used) for name, used in kernels.items()})
+        return Trace(run.label, values, self._kernels(buckets))
 
     def _calls(self, run: Run, count: int, prompt: int) -> Iterator[tuple[int, int, int]]:
         """(first id, end, bucket rows) of each call; chunks end at multiples of their size."""
@@ -309,23 +328,42 @@ class DeviceSide:
 
     def _call(self, session: Session, ids: Sequence[int], rows: int) -> dict[str, Array]:
         """Evaluate one call; its values and what it left in the caches, a row for each id."""
-        engine, start, live = self.engine, session.position, len(ids)
-        kind = "batch" if rows == 1 else "chunk"
+        start, live = session.position, len(ids)
         session.reserve(start + live)
-        engine.claim_batch()
+        rows_of = [self._row(session, token, start + r) for r, token in enumerate(ids)]
+        values = self._evaluate("batch" if rows == 1 else "chunk", rows, rows_of)
+        session.ids += ids
+        return values | self._cached(session, start, live)
+
+    def _together(self, sessions: Sequence[Session], token: int, rows: int) -> dict[str, Array]:
+        """A step of all sessions, which are at one position; the row of one of them, which is
+        another at each position."""
+        position = sessions[0].position
+        for session in sessions:
+            session.reserve(position + 1)
+        values = self._evaluate(
+            "batch", rows, [self._row(session, token, position) for session in sessions]
+        )
+        for session in sessions:
+            session.ids.append(token)
+        turn = position % len(sessions)
+        own = {name: array[turn : turn + 1] for name, array in values.items()}
+        return own | self._cached(sessions[turn], position, 1)
+
+    def _row(self, session: Session, token: int, position: int) -> RowUpdate:
         flags = ROW_LIVE | ROW_IGNORE_EOS
-        records = [
-            RowUpdate(token, start + r, session.slot, flags, engine.context + 1, 0)
-            for r, token in enumerate(ids)
-        ]
+        return RowUpdate(token, position, session.slot, flags, self.engine.context + 1, 0)
+
+    def _evaluate(self, kind: str, rows: int, records: Sequence[RowUpdate]) -> dict[str, Array]:
+        """Run body and logits of a bucket over some rows; every value, a row for each of them."""
+        engine, live = self.engine, len(records)
+        engine.claim_batch()
         changes = [
             (f"{kind}.rows", 0, row_bytes(records, rows)),
             (f"{kind}.call", 0, words(live, 0, 0, 0)),
         ]
         engine.wait(engine.submit(changes, engine.recording(kind, rows, "body")))
-        session.ids += ids
         values: dict[str, Array] = {n: engine.value(kind, rows, n, live) for n in self._body}
-        values |= self._cached(session, start, live)
         selected = engine.plan.buckets[kind, rows].selected["logits"]
         tails = [
             self._selected(kind, rows, live, range(first, min(first + selected, live)))
@@ -379,11 +417,12 @@ class DeviceSide:
         rows = whole[:, :, first : first + live].transpose(0, 2, 1, 3).reshape(2, live, -1)
         return {"keys": rows[0], "values": rows[1]}
 
-    def _kernels(self, rows: int) -> dict[str, list[str]]:
-        """The kernels of each node in one bucket."""
-        bucket = self.engine.plan.buckets["batch" if rows == 1 else "chunk", rows]
-        found: dict[str, list[str]] = {}
-        for program in (bucket.body, bucket.tails["logits"]):
-            for dispatch in program.dispatches:
-                found.setdefault(dispatch.node, []).append(dispatch.kernel)
-        return found
+    def _kernels(self, buckets: Iterable[tuple[str, int]]) -> dict[str, tuple[str, ...]]:
+        """The kernels of each node in some buckets."""
+        found: dict[str, dict[str, None]] = {}
+        for key in buckets:
+            bucket = self.engine.plan.buckets[key]
+            for program in (bucket.body, bucket.tails["logits"]):
+                for dispatch in program.dispatches:
+                    found.setdefault(dispatch.node, {})[dispatch.kernel] = None
+        return {name: tuple(used) for name, used in found.items()}

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hornito.errors import UsageError
 from hornito.ops.base import Array
 from hornito.quant.formats import weight_format
-
-PRECISION_TOLERANCE = {"high": 1e-3, "normal": 2e-2}
-"""Tolerance of the relative error where both sides have the same weights, by the precision."""
-STORAGE_TOLERANCE = ((24, 1e-3), (11, 5e-2), (8, 0.2), (0, 0.8))
-"""Tolerance where they store them in different types: by the least bits of a weight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +35,24 @@ class Tolerance:
 
     relative: float
     cosine: float
+
+    def with_choice(self, relative: float | None, cosine: float | None) -> Tolerance:
+        """These with what the user gave; a relative error alone brings the cosine that fits it."""
+        if relative is None:
+            return self if cosine is None else Tolerance(self.relative, cosine)
+        return Tolerance(relative, max(0.0, 1 - relative) if cosine is None else cosine)
+
+
+PRECISION_TOLERANCE = {"high": Tolerance(1e-3, 0.999), "normal": Tolerance(2e-2, 0.98)}
+"""Where both sides have the same weights, by the precision."""
+STORAGE_TOLERANCE = (
+    (24, Tolerance(1e-3, 0.999)),
+    (11, Tolerance(5e-2, 0.99)),
+    (8, Tolerance(0.3, 0.97)),
+    (0, Tolerance(3.0, 0.6)),
+)
+"""Where they store them in different types, by the least bits of a weight: rounding moves single
+rows far, but leaves the direction of the whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,7 @@ class Difference:
         return data | {"kernels": list(self.kernels), "equal": self.equal}
 
 
-def storage_tolerance(formats: Iterable[str]) -> float:
+def storage_tolerance(formats: Iterable[str]) -> Tolerance:
     """How far apart the same model may be when one side stores its weights in these types."""
     bits = min((weight_format(name).bits for name in formats), default=32)
     return next(tolerance for least, tolerance in STORAGE_TOLERANCE if bits >= least)
@@ -155,22 +166,6 @@ def _cosine(a: Array, b: Array, same: Array) -> float:
     with np.errstate(all="ignore"):
         lengths = np.linalg.norm(a) * np.linalg.norm(b)
         return float(np.sum(a * b) / lengths) if lengths else 0.0
-
-
-def matching(patterns: Sequence[str], names: Iterable[str], flag: str) -> list[str]:
-    """The names that any of the patterns (`*`, `?`, `[...]`) matches, in their order.
-
-    Raises:
-        UsageError: a pattern matches nothing.
-    """
-    names = list(names)
-    for pattern in patterns:
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-            some = ", ".join(names[:6])
-            raise UsageError(
-                f"{flag} {pattern!r} matches none of {len(names)} names; they are like {some}"
-            )
-    return [n for n in names if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)]
 
 
 def dump(folder: str | Path, names: Iterable[str], trace: Trace, reference: Trace) -> list[str]:
