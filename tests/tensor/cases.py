@@ -64,7 +64,7 @@ def constant(array: Array) -> Ref:
 
 
 def stored(weights: str, *, bias: bool = True) -> TensorGraph:
-    """Products with constant matrices, either way round, in a storage type."""
+    """Products with constant matrices, either way round, and rows of a table, stored so."""
     rng = np.random.default_rng(4)
     b = Builder()
     x = b.input("x", "float32", (2, 7, 64))
@@ -73,7 +73,15 @@ def stored(weights: str, *, bias: bool = True) -> TensorGraph:
     c = constant(rng.standard_normal(9)) if bias else None
     hidden = b.map("relu", [b.matmul(x, first)])
     flat = b.reshape(hidden, (14, 96))
-    graph = finished(b, out=b.matmul(flat, second, flip_b=True, c=c), hidden=hidden)
+    table = constant(rng.standard_normal((1030, 64)))
+    attrs: dict[str, Attr] = {"fn": "gather", "p": [1030, 64, 6, 0]}
+    ids = b.input("ids", "int64", (2, 3))
+    graph = finished(
+        b,
+        out=b.matmul(flat, second, flip_b=True, c=c),
+        hidden=hidden,
+        rows=b.node("gather", [table, ids], "float32", (2, 3, 64), attrs),
+    )
     store_matrices(graph, weights)
     graph.check()
     return graph

@@ -1,4 +1,4 @@
-"""Products with constant matrices that are stored in fewer bits."""
+"""Products with constant matrices, and rows of constant tables, that are stored in fewer bits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hornito.cli.main import main
-from hornito.errors import FormatError, UsageError
+from hornito.errors import FormatError, HornitoError, UsageError
 from hornito.importers.onnx_generic import Binding, parse
 from hornito.importers.onnx_generic.builder import Builder
 from hornito.package import open_package
 from hornito.quant.formats import weight_format
-from hornito.tensor.graph import TensorGraph
+from hornito.tensor.graph import Attr, TensorGraph
 from hornito.tensor.kernels import TensorLowering
 from hornito.tensor.model import TensorModel
 from hornito.tensor.package import GraphSpec, compile_graphs, load_buckets
@@ -26,11 +26,14 @@ from tensor.cases import constant, finished, stored
 from tensor.models import bert_golden, bert_tiny
 
 FEWER = [choice for choice in CHOICES if choice != "fp32"]
-X = np.random.default_rng(9).standard_normal((2, 7, 64)).astype(np.float32)
+INPUTS = {
+    "x": np.random.default_rng(9).standard_normal((2, 7, 64)).astype(np.float32),
+    "ids": np.array([[0, 1029, 5], [-1, 517, -1030]]),
+}
 
 
 def products(graph: TensorGraph) -> list[str]:
-    return [node.op for node in graph.nodes if node.op in ("matmul", "linear")]
+    return [n.op for n in graph.nodes if n.op in ("matmul", "linear", "gather", "lookup")]
 
 
 @pytest.mark.gpu
@@ -38,11 +41,11 @@ def products(graph: TensorGraph) -> list[str]:
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_device_computes_what_is_stored(device: Device, weights: str, bias: bool) -> None:
     graph = stored(weights, bias=bias)
-    assert products(graph) == ["linear", "linear"]
-    exact = evaluate(graph, {"x": X})
+    assert products(graph) == ["linear", "linear", "lookup"]
+    exact = evaluate(graph, INPUTS)
     with TensorModel(device, graph, guard=1024) as loaded:
-        found = loaded.run({"x": X})
-        again = loaded.run({"x": X})
+        found = loaded.run(INPUTS)
+        again = loaded.run(INPUTS)
     for name, value in found.items():
         np.testing.assert_allclose(value, exact[name], rtol=1e-5, atol=1e-4)
         assert np.array_equal(value, again[name])
@@ -50,9 +53,9 @@ def test_the_device_computes_what_is_stored(device: Device, weights: str, bias: 
 
 def test_fewer_bits_lose_more() -> None:
     plain = stored("fp32")
-    assert products(plain) == ["matmul", "matmul"]
-    exact = evaluate(plain, {"x": X})["out"]
-    errors = [np.abs(evaluate(stored(w), {"x": X})["out"] - exact).max() for w in FEWER]
+    assert products(plain) == ["matmul", "matmul", "gather"]
+    exact = evaluate(plain, INPUTS)["out"]
+    errors = [np.abs(evaluate(stored(w), INPUTS)["out"] - exact).max() for w in FEWER]
     fp16, bf16, int8, int4 = errors
     assert 0 < fp16 < bf16 < int4 and fp16 < int8 < int4 < np.abs(exact).max()
 
@@ -62,7 +65,8 @@ def test_bytes_are_those_of_the_format() -> None:
         graph = stored(weights)
         words = sum(a.size for n, a in graph.constants.items() if graph.values[n].kind == 2)
         fmt = weight_format(weights)
-        assert 4 * words == fmt.nbytes((96, 64)) + fmt.nbytes((9, 96))
+        table = weight_format("int8g64" if weights == "int4" else weights)
+        assert 4 * words == fmt.nbytes((96, 64)) + fmt.nbytes((9, 96)) + table.nbytes((1030, 64))
 
 
 def test_what_linear_can_t_compute_stays() -> None:
@@ -71,6 +75,9 @@ def test_what_linear_can_t_compute_stays() -> None:
     rng = np.random.default_rng(1)
     x, y = (b.input(name, "float32", (2, 3, 32)) for name in "xy")
     w = constant(rng.standard_normal((32, 8)))
+    ids = b.input("ids", "int64", (1,))
+    attrs: dict[str, Attr] = {"fn": "gather", "p": [9, 64, 1, 0]}
+    row = ((1, 64), attrs)
     graph = finished(
         b,
         batch=b.matmul(x, constant(rng.standard_normal((2, 32, 8)))),
@@ -80,12 +87,14 @@ def test_what_linear_can_t_compute_stays() -> None:
         left=b.matmul(constant(rng.standard_normal((3, 3))), x),
         matrix=b.matmul(b.reshape(x, (6, 32)), w, c=constant(rng.standard_normal((6, 8)))),
         odd=b.matmul(b.reshape(x, (12, 16)), constant(rng.standard_normal((16, 8)))),
+        small=b.node("gather", [constant(rng.standard_normal((9, 64))), ids], "float32", *row),
     )
     inputs = {name: rng.standard_normal((2, 3, 32)).astype(np.float32) for name in "xy"}
+    inputs["ids"] = np.array([3])
     before = evaluate(graph, inputs)
     formats, note = store_matrices(graph, "int8")
-    assert formats == {} and set(products(graph)) == {"matmul"}
-    assert note == "1 matrices whose rows are no multiple of 32 long stay fp32"
+    assert formats == {} and set(products(graph)) == {"matmul", "gather"}
+    assert note == "1 matrices stay fp32: their rows do not fit int8"
     after = evaluate(graph, inputs)
     assert all(np.array_equal(after[name], value) for name, value in before.items())
     with pytest.raises(UsageError, match="weights must be one of"):
@@ -105,12 +114,27 @@ def test_a_matrix_that_is_used_twice_is_stored_once() -> None:
     "change",
     [{"k": 32}, {"n": 10}, {"rows": 15}, {"format": "int4"}, {"rows": 0}],
 )
-def test_damaged_nodes_are_refused(change: dict[str, Any]) -> None:
+@pytest.mark.parametrize("op", ["linear", "lookup"])
+def test_damaged_nodes_are_refused(change: dict[str, Any], op: str) -> None:
     graph = stored("int8")
-    (node, *_) = [node for node in graph.nodes if node.op == "linear"]
+    node = next(node for node in graph.nodes if node.op == op)
     node.attrs.update(change)  # type: ignore[attr-defined]
     with pytest.raises(FormatError, match="do not fit its attributes"):
         TensorLowering(graph, Least()).run()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("bad", [1030, -1031, 2**31 - 1])
+def test_an_index_outside_the_table_is_an_error(device: Device, bad: int) -> None:
+    inputs = {**INPUTS, "ids": np.array([[0, 1, 2], [3, bad, 4]])}
+    graph = stored("int8")
+    with (
+        TensorModel(device, graph) as loaded,
+        pytest.raises(HornitoError, match="an index lies outside its axis"),
+    ):
+        loaded.run(inputs)
+    with pytest.raises(HornitoError, match="an index lies outside its axis"):
+        evaluate(graph, inputs)
 
 
 @pytest.mark.gpu
@@ -148,7 +172,7 @@ def test_compile_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     command = ["compile", str(tmp_path / "bert.onnx"), str(tmp_path / "bert.vxm"), *dims]
     assert main([*command, "--weights", "int8"]) == 0
     error = capsys.readouterr().err
-    assert "rows are no multiple of 32 long stay fp32" in error
+    assert "stay fp32: their rows do not fit int8" in error
     assert main(["inspect", str(tmp_path / "bert.vxm")]) == 0
     assert "quant.formats.int8" in capsys.readouterr().out
     assert main([*command, "--weights", "keep"]) == 2

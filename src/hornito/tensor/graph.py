@@ -38,7 +38,7 @@ Attr = int | float | str | list[int]
 
 OPS = (
     *("alias", "map", "view", "concat", "reduce", "rows"),
-    *("matmul", "linear", "gather", "scatter", "scan", "topk"),
+    *("matmul", "linear", "lookup", "gather", "scatter", "scan", "topk"),
 )
 
 

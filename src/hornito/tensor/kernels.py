@@ -6,7 +6,7 @@ The kernels lie in `kernels/tensor`, one a family, and share one push block.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -23,7 +23,7 @@ from hornito.tensor.graph import (
     TensorValue,
     unrolled,
 )
-from hornito.tensor.stored import lower_linear
+from hornito.tensor.stored import lower_linear, lower_lookup
 
 if TYPE_CHECKING:
     from hornito.tensor.plan import GroupLimits
@@ -139,8 +139,10 @@ class TensorLowering:
         y: float = 0.0,
         second: str = "",
         variant: str = "default",
+        constants: Mapping[int, int] | None = None,
     ) -> None:
-        """Append a dispatch; `second` is another result, in the place of b."""
+        """Append a dispatch; `second` is another result, in the place of b. `constants` are
+        specialisation constants by number, where `spec` does not count them from 0."""
         reads = [self.operand(name) for name in inputs]
         writes = [self.operand(result)] + ([self.operand(second)] if second else [])
         slots = [*reads, *([writes[1]] if second else [])]
@@ -163,7 +165,7 @@ class TensorLowering:
                 tuple(reads),
                 tuple(writes),
                 node.name,
-                dict(enumerate(spec)),
+                dict(enumerate(spec)) | dict(constants or {}),
             )
         )
 
@@ -502,6 +504,7 @@ _LOWER = {
     "rows": _rows,
     "matmul": _matmul,
     "linear": lower_linear,
+    "lookup": lower_lookup,
     "gather": _gather,
     "scatter": _scatter,
     "scan": _scan,

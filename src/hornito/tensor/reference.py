@@ -18,7 +18,7 @@ from hornito.errors import HornitoError, UnsupportedError, UsageError
 from hornito.tensor.functions import apply, cast, wrap
 from hornito.tensor.graph import Array, TensorGraph, TensorNode, TensorValue, from_words, unrolled
 from hornito.tensor.kernels import FUNCTIONS, broadcast_strides, strides_of
-from hornito.tensor.stored import evaluate_linear
+from hornito.tensor.stored import evaluate_linear, evaluate_lookup
 
 
 def evaluate(
@@ -296,6 +296,7 @@ _OPS: dict[str, Callable[[_Evaluation, TensorNode, list[Array]], list[Array]]] =
     "rows": _rows,
     "matmul": _matmul,
     "linear": lambda run, node, x: [evaluate_linear(run.graph, node, x)],
+    "lookup": lambda run, node, x: [evaluate_lookup(run.graph, node, x)],
     "gather": _gather,
     "scatter": _scatter,
     "scan": _scan,

@@ -1,19 +1,21 @@
-"""Matrices of tensor graphs in fewer bits: `linear`, a product with a stored constant.
+"""Matrices of tensor graphs in fewer bits, and the two ops that read them.
 
-`linear`: `x [rows, k], weight, bias [n]? -> x @ weight.T + bias`. The weight is a constant of words
-that hold a matrix `[n, k]` in a storage type (docs/format.md); it runs on a kernel that text models
-use. Products of fp32 numbers and a constant matrix become it when the model is compiled so.
+* `linear`: `x [rows, k], weight, bias [n]? -> x @ weight.T + bias`, on a kernel of text models.
+* `lookup`: `table, ids [count] -> table[ids]`, rows of `k` numbers.
+
+Weight and table are constants of words that hold a matrix `[n, k]` in a storage type
+(docs/format.md). Products of fp32 numbers and a constant matrix become `linear`, and gathers from
+the first axis of a large constant table `lookup`, when the model is compiled so.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hornito.errors import FormatError, UsageError
+from hornito.errors import FormatError, HornitoError, UsageError
 from hornito.graph.weights import ArrayData
 from hornito.ops.base import Dispatch, ceil_div
 from hornito.ops.linear import NO_ACTIVATION, PUSH, float_bits, format_constants
@@ -27,10 +29,14 @@ if TYPE_CHECKING:
 CHOICES = ("fp32", "fp16", "bf16", "int8", "int4")
 TILE_ROWS, TILE_OUTPUTS = 16, 64
 
+TABLE_FORMAT = "int8g64"
+TABLE_ROWS = 1024
+"""Tables with fewer rows, such as those of positions, stay fp32."""
+
 
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """A checked `linear` node."""
+class Stored:
+    """A checked node: `rows` products or ids, and the matrix `[n, k]` in its storage type."""
 
     rows: int
     n: int
@@ -38,7 +44,7 @@ class Linear:
     fmt: WeightFormat
 
     @classmethod
-    def of(cls, graph: TensorGraph, node: TensorNode) -> Linear:
+    def of(cls, graph: TensorGraph, node: TensorNode) -> Stored:
         """What a node says, which must fit its values.
 
         Raises:
@@ -49,26 +55,22 @@ class Linear:
         rows, n, k = (node.number(name) for name in ("rows", "n", "k"))
         sizes = [graph.values[name].size for name in (*node.inputs, *node.outputs)]
         kinds = [graph.values[name].kind for name in (*node.inputs, *node.outputs)]
-        bias = len(node.inputs) == 3
-        fits = (
-            min(rows, n, k) > 0
-            and len(node.inputs) in (2, 3)
-            and len(node.outputs) == 1
-            and fmt.fits((n, k))
-            and sizes[:2] == [rows * k, fmt.nbytes((n, k)) // 4]
-            and fmt.nbytes((n, k)) % 4 == 0
-            and (not bias or sizes[2] == n)
-            and sizes[-1] == rows * n
-            and kinds == [0, 2, *([0] if bias else []), 0]
-        )
-        if not fits:
-            raise FormatError(f"node {node.name} (linear): its values do not fit its attributes")
+        words = fmt.nbytes((n, k)) / 4 if min(rows, n, k) > 0 and fmt.fits((n, k)) else -1
+        if node.op == "lookup":
+            wanted = [(words, 2), (rows, 1), (rows * k, 0)]
+            fits = k % 8 == 0
+        else:
+            bias = [(n, 0)] * (len(node.inputs) - 2)
+            wanted = [(rows * k, 0), (words, 2), *bias, (rows * n, 0)]
+            fits = len(bias) < 2
+        if not fits or list(zip(sizes, kinds, strict=True)) != wanted:
+            raise FormatError(f"node {node.name} ({node.op}): its values do not fit its attributes")
         return cls(rows, n, k, fmt)
 
 
 def lower_linear(low: TensorLowering, node: TensorNode) -> None:
     """One launch of the tiled kernel, which asks nothing of a device."""
-    made = Linear.of(low.graph, node)
+    made = Stored.of(low.graph, node)
     x, weight, *rest = (low.operand(name) for name in node.inputs)
     result = low.operand(node.outputs[0])
     call = low.table([made.rows])  # the kernel reads the live rows from memory
@@ -96,9 +98,38 @@ def lower_linear(low: TensorLowering, node: TensorNode) -> None:
     )
 
 
+def lower_lookup(low: TensorLowering, node: TensorNode) -> None:
+    """Eight numbers a thread."""
+    made = Stored.of(low.graph, node)
+    low.emit(
+        node,
+        "lookup",
+        node.inputs,
+        node.outputs[0],
+        count=made.rows * made.k // 8,
+        constants=format_constants(made.fmt),
+        p=(made.n, made.k),
+        variant=made.fmt.variant,
+    )
+
+
+def evaluate_lookup(graph: TensorGraph, node: TensorNode, inputs: list[Array]) -> Array:
+    """The meaning: the stored rows.
+
+    Raises:
+        HornitoError: an id lies outside the table.
+    """
+    made = Stored.of(graph, node)
+    words, ids = inputs
+    if ids.size and not -made.n <= int(ids.min()) <= int(ids.max()) < made.n:
+        raise HornitoError(f"node {node.source or node.name}: an index lies outside its axis")
+    data = words.astype(np.uint32).view(np.uint8)
+    return unpack(made.fmt, data, (made.n, made.k)).astype(np.float64)[ids]
+
+
 def evaluate_linear(graph: TensorGraph, node: TensorNode, inputs: list[Array]) -> Array:
     """The meaning, in the inputs' own precision."""
-    made = Linear.of(graph, node)
+    made = Stored.of(graph, node)
     x, words, *rest = inputs
     data = words.astype(np.uint32).view(np.uint8)
     weight = unpack(made.fmt, data, (made.n, made.k)).astype(x.dtype)
@@ -107,7 +138,10 @@ def evaluate_linear(graph: TensorGraph, node: TensorNode, inputs: list[Array]) -
 
 
 def store_matrices(graph: TensorGraph, weights: str) -> tuple[dict[str, dict[str, float]], str]:
-    """Turn products with constant matrices into `linear`; other constants stay fp32.
+    """Turn products with constant matrices into `linear`, and gathers from large tables into
+    `lookup`; other constants stay fp32.
+
+    With `int4`, tables are stored as int8 in groups of 64, as those of text models are.
 
     Returns:
         of each storage type how many matrices, their bytes and bits a weight; and what the user
@@ -120,38 +154,67 @@ def store_matrices(graph: TensorGraph, weights: str) -> tuple[dict[str, dict[str
         raise UsageError(f"weights must be one of {', '.join(CHOICES)}, not {weights!r}")
     if weights == "fp32":
         return {}, ""
-    fmt = weight_format(weights)
     aliases = graph.aliases()
-    stored: dict[tuple[str, bool], str] = {}
-    counts: Counter[str] = Counter()
-    odd: list[str] = []
+    counts: dict[str, dict[str, float]] = {}
+    odd = 0
     for at, node in enumerate(graph.nodes):
-        if node.op != "matmul":
-            continue
-        found = _constant_product(graph, node, aliases)
+        found = _found(graph, node, aliases)
         if found is None:
             continue
-        rows, n, k, base, flipped = found
-        if not fmt.fits((n, k)) or fmt.nbytes((n, k)) % 4:
-            odd.append(node.name)
+        table = node.op == "gather"
+        fmt = weight_format(TABLE_FORMAT if table and weights == "int4" else weights)
+        shape = (found.n, found.k)
+        if not fmt.fits(shape) or fmt.nbytes(shape) % 4:
+            odd += 1
             continue
-        if (base, flipped) not in stored:
-            matrix = graph.constants[base].view(np.float32)
-            matrix = matrix.reshape((n, k) if flipped else (k, n))
-            name = f"{base}.{weights}" + ("" if flipped else ".t")
-            _add_matrix(graph, name, fmt, matrix if flipped else matrix.T)
-            stored[base, flipped] = name
-            counts["matrices"] += 1
-            counts["bytes"] += fmt.nbytes((n, k))
-        names = (node.inputs[0], stored[base, flipped], *node.inputs[2:])
-        attrs: dict[str, Attr] = {"rows": rows, "n": n, "k": k, "format": weights}
-        graph.nodes[at] = TensorNode("linear", node.name, names, node.outputs, attrs, node.source)
+        stored = _store(graph, found, fmt, counts)
+        if table:
+            op, names = "lookup", [stored, node.inputs[1]]
+        else:
+            op, names = "linear", [node.inputs[0], stored, *node.inputs[2:]]
+        attrs: dict[str, Attr] = {
+            "rows": found.rows,
+            "n": found.n,
+            "k": found.k,
+            "format": fmt.name,
+        }
+        graph.nodes[at] = TensorNode(op, node.name, tuple(names), node.outputs, attrs, node.source)
     graph.drop_unused()
-    note = ""
-    if odd:
-        note = f"{len(odd)} matrices whose rows are no multiple of {fmt.block} long stay fp32"
-    made: dict[str, float] = {**counts, "bits": round(fmt.bits, 4)}
-    return ({weights: made} if counts else {}), note
+    return counts, f"{odd} matrices stay fp32: their rows do not fit {weights}" if odd else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A constant that a node may read in fewer bits; `turned` says that it is `[k, n]`."""
+
+    rows: int
+    n: int
+    k: int
+    base: str
+    turned: bool
+
+
+def _found(graph: TensorGraph, node: TensorNode, aliases: dict[str, str]) -> _Found | None:
+    if node.op == "matmul":
+        return _constant_product(graph, node, aliases)
+    if node.op == "gather" and node.text("fn") == "gather":
+        return _constant_table(graph, node, aliases)
+    return None
+
+
+def _store(
+    graph: TensorGraph, found: _Found, fmt: WeightFormat, counts: dict[str, dict[str, float]]
+) -> str:
+    """The name of the stored matrix, made when first asked for."""
+    name = f"{found.base}.{fmt.name}" + (".t" if found.turned else "")
+    if name not in graph.constants:
+        matrix = graph.constants[found.base].view(np.float32)
+        matrix = matrix.reshape((found.k, found.n) if found.turned else (found.n, found.k))
+        _add_matrix(graph, name, fmt, matrix.T if found.turned else matrix)
+        entry = counts.setdefault(fmt.name, {"matrices": 0, "bytes": 0, "bits": round(fmt.bits, 4)})
+        entry["matrices"] += 1
+        entry["bytes"] += fmt.nbytes((found.n, found.k))
+    return name
 
 
 def _add_matrix(graph: TensorGraph, name: str, fmt: WeightFormat, matrix: Floats) -> None:
@@ -164,8 +227,8 @@ def _add_matrix(graph: TensorGraph, name: str, fmt: WeightFormat, matrix: Floats
 
 def _constant_product(
     graph: TensorGraph, node: TensorNode, aliases: dict[str, str]
-) -> tuple[int, int, int, str, bool] | None:
-    """(rows, n, k, the constant, whether it is `[n, k]`) of a product that `linear` computes."""
+) -> _Found | None:
+    """The matrix of a product that `linear` computes."""
     base = graph.base(node.inputs[1], aliases)
     m, n, k = node.numbers("sizes")
     a_m, a_k, b_k, b_n, c_m, c_n = node.numbers("strides")
@@ -190,4 +253,16 @@ def _constant_product(
         if dim > 1 and (a_stride != rows * k or b_stride):
             return None
         rows *= dim
-    return None if graph.values[node.inputs[0]].size != rows * k else (rows, n, k, base, flipped)
+    if graph.values[node.inputs[0]].size != rows * k:
+        return None
+    return _Found(rows, n, k, base, not flipped)
+
+
+def _constant_table(graph: TensorGraph, node: TensorNode, aliases: dict[str, str]) -> _Found | None:
+    """The table of a gather of whole rows."""
+    base = graph.base(node.inputs[0], aliases)
+    n, k, count, _ = node.numbers("p")
+    value = graph.values[base]
+    if base not in graph.constants or value.dtype != "float32" or value.size != n * k:
+        return None
+    return _Found(count, n, k, base, False) if n >= TABLE_ROWS and k % 8 == 0 else None
