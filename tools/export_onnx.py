@@ -2,7 +2,8 @@
 """Exports a decoder to ONNX as `optimum-cli export onnx --task text-generation-with-past` does.
 
 The source is a Hugging Face directory, or a GGUF file: its numbers as fp32 then become a directory
-first (`--checkpoint DIR` keeps it), so that the same weights exist in all three formats. Needs
+first (`--checkpoint DIR` keeps it), so that the same weights exist in all three formats. Eager
+attention keeps Gemma 2's cap on scores, which SDPA drops. Needs
 torch, transformers (the extra `oracle`) and `pip install optimum-onnx`; nothing of the package or
 of its tests but this needs optimum. `--external` writes the weights beside the file.
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -70,27 +72,28 @@ def write_checkpoint(source: Source, folder: Path) -> None:
         (folder / "tokenizer_config.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
-def export(checkpoint: Path, out: Path, opset: int | None, external: bool) -> Path:
+def export(checkpoint: Path, out: Path, opset: int | None, attention: str, external: bool) -> Path:
     """Export a Hugging Face directory; returns the ONNX file.
 
     Raises:
         UsageError: optimum is not there.
     """
     try:
-        from optimum.exporters.onnx import main_export
+        import torch
+        from optimum.exporters.onnx import onnx_export_from_model
+        from transformers import AutoModelForCausalLM
     except ImportError as error:
         raise UsageError(
-            f"exporting needs optimum's ONNX exporter ({error}): pip install optimum-onnx"
+            f"exporting needs torch, transformers and optimum's exporter ({error}): "
+            "pip install 'hornito[oracle]' optimum-onnx"
         ) from error
-    main_export(
-        str(checkpoint),
-        out,
-        task=TASK,
-        opset=opset,
-        framework="pt",
-        do_validation=False,
-        local_files_only=True,
+    loaded = AutoModelForCausalLM.from_pretrained(
+        checkpoint, attn_implementation=attention, dtype=torch.float32
     )
+    onnx_export_from_model(loaded, out, opset=opset, task=TASK, do_validation=False)
+    for file in checkpoint.glob("*.json"):
+        if file.name.startswith(("tokenizer", "special_tokens", "vocab", "merges")):
+            shutil.copy(file, out)
     model = out / "model.onnx"
     if external:
         move_weights(model)
@@ -120,6 +123,9 @@ def main() -> int:
     parser.add_argument("--checkpoint", type=Path, help="keep a GGUF's weights as a directory here")
     parser.add_argument("--opset", type=int, help="default: the exporter's own")
     parser.add_argument(
+        "--attention", default="sdpa", choices=("sdpa", "eager"), help="which of transformers' own"
+    )
+    parser.add_argument(
         "--external", action="store_true", help="weights in a file beside the model"
     )
     arguments = parser.parse_args()
@@ -128,7 +134,8 @@ def main() -> int:
         if checkpoint.is_file():
             checkpoint = arguments.checkpoint or Path(spare)
             write_checkpoint(open_source(arguments.source), checkpoint)
-        print(export(checkpoint, arguments.out, arguments.opset, arguments.external))
+        facts = arguments.opset, arguments.attention, arguments.external
+        print(export(checkpoint, arguments.out, *facts))
     return 0
 
 

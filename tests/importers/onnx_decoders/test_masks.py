@@ -19,7 +19,7 @@ from hornito.importers import open_source
 from hornito.importers.onnx.affine import N, P
 from hornito.importers.onnx.match.masks import combine, meaning
 from hornito.importers.onnx.values import Atom, Mask, Unmatched
-from onnx_decoder import save
+from onnx_decoder import DIM, HEADS, KV_HEADS, Decoder, random_ids, run_graph, run_runtime, save
 from onnx_samples import unpack
 
 TRUE = np.array([False, True])
@@ -139,3 +139,43 @@ def test_a_mask_node_that_is_not_explained_is_refused_by_name(tmp_path: Path) ->
     with pytest.raises(UnsupportedError) as caught:
         open_source(save(model, tmp_path / "changed.onnx"))
     assert "/self_attn/MatMul_1 (MatMul): a mask that hides near keys" in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8])
+def test_a_triangle_that_is_stored(tmp_path: Path, dtype: Any) -> None:
+    """Eager exports of GPT-2 (here of opset 13): the causal mask of all positions is a constant,
+    of which rows P to N + P are taken; its size is the model's context."""
+    pytest.importorskip("onnxruntime")
+    d = Decoder(opset=13, seed=40)
+    x, _, q, k, v = d.start()
+    parts = [
+        d.op("Transpose", [d.op("Reshape", [p, d.ints(0, 0, n, DIM)])], perm=[0, 2, 1, 3])
+        for p, n in ((q, HEADS), (k, KV_HEADS), (v, KV_HEADS))
+    ]
+    group = HEADS // KV_HEADS
+    cached = [
+        d.op("Concat", [old, new], axis=2, outputs=[f"present.0.{name}"])
+        for old, new, name in zip(d.past(), parts[1:], ("key", "value"), strict=True)
+    ]
+    keys, values = (
+        d.op("Gather", [c, d.ints(*(h // group for h in range(HEADS)))], axis=1) for c in cached
+    )
+    turned = d.op("Transpose", [keys], perm=[0, 1, 3, 2])
+    scores = d.op("Mul", [d.op("MatMul", [parts[0], turned]), d.const("s", 0.25, np.float32)])
+    new = d.op("Gather", [d.op("Shape", ["input_ids"]), d.ints(1)], axis=0)
+    total = d.op("Gather", [d.op("Shape", ["attention_mask"]), d.ints(1)], axis=0)
+    triangle = d.const("triangle", np.tri(48)[None, None], dtype)
+    rows = d.op("Slice", [triangle, d.op("Sub", [total, new]), total, d.ints(2)])
+    seen = d.op("Cast", [d.op("Slice", [rows, d.ints(0), total, d.ints(3)])], to=9)
+    masked = d.op("Where", [seen, scores, d.const("low", -1e9, np.float32)])
+    y = d.op("MatMul", [d.op("Softmax", [masked], axis=-1), values])
+    y = d.op("Reshape", [d.op("Transpose", [y], perm=[0, 2, 1, 3]), d.ints(0, 0, HEADS * DIM)])
+    d.finish(x, y)
+    model = d.build()
+    source = open_source(save(model, tmp_path / "model.onnx"))
+    assert source.config["max_position_embeddings"] == 48
+    assert source.builder is not None
+    ids = random_ids(12)
+    want = run_runtime(model, ids, [7, 1, 4])
+    got = run_graph(source.builder("fp32"), ids)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-4)

@@ -16,6 +16,8 @@ from hornito.graph.shapes import Affine, Dim, symbol
 
 N = symbol("N")
 P = symbol("P")
+ENDLESS = symbol("E")
+"""The size of a table made at export for all positions: more than any call needs."""
 _LEAST = {"N": 1, "P": 0}
 
 Dims = tuple[Dim, ...]
@@ -60,6 +62,8 @@ def least(a: Dim) -> int | None:
     """The smallest value that `a` can take; None when it has no lower bound."""
     if isinstance(a, int):
         return a
+    if any(name == "E" and c > 0 for name, c in a.terms):
+        return 1 << 60
     if any(c < 0 for _, c in a.terms):
         return None
     return a.const + sum(c * _LEAST[name] for name, c in a.terms)

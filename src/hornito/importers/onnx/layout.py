@@ -11,6 +11,7 @@ import numpy as np
 
 from hornito.graph.shapes import Dim
 from hornito.importers.onnx.affine import (
+    ENDLESS,
     Dims,
     at_least,
     axis_of,
@@ -248,10 +249,7 @@ def cut(value: Value, axis: int, start: Dim, stop: Dim, step: int = 1) -> Value:
             low = -(1 << 62) if step < 0 and stop <= -LAST else stop
             index[axis] = slice(start, None if low == -(1 << 62) else low, step)
             return replace(value, array=value.array[tuple(index)])
-        triangle = lower_triangle(value)
-        if triangle is None:
-            raise Unmatched(f"a constant {value.shape} is sliced from {start} to {stop}")
-        return cut(triangle, axis, start, stop, step)
+        raise Unmatched(f"a constant {value.shape} is sliced from {start} to {stop}")
     lanes = isinstance(value, TABS) and axis != value.axis
     if step < 1 or (step != 1 and not lanes):
         raise Unmatched(f"a slice with step {step}")
@@ -274,7 +272,7 @@ def cut(value: Value, axis: int, start: Dim, stop: Dim, step: int = 1) -> Value:
 
 
 def lower_triangle(value: Const) -> Mask | None:
-    """A constant causal mask `[.., n, n]` as what it says: column <= row."""
+    """A constant causal mask `[.., n, n]` as what it says, for any n: column <= row."""
     if value.array.ndim < 2 or value.array.size > MAX_COMPUTED:
         return None
     array = value.array
@@ -285,7 +283,8 @@ def lower_triangle(value: Const) -> Mask | None:
     if not np.array_equal(flat[0].astype(bool), np.tri(rows, dtype=bool)):
         return None
     steps = (0,) * (array.ndim - 2) + (1, -1)
-    return Mask(array.shape, (Atom("ge0", 0, steps),), np.array([False, True]))
+    shape = (*array.shape[:-2], ENDLESS, ENDLESS)
+    return Mask(shape, (Atom("ge0", 0, steps),), np.array([False, True]))
 
 
 def concat(values: Sequence[Value], axis: int) -> Value:
