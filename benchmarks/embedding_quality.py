@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from hornito.importers.onnx_generic import Binding, parse
 from hornito.importers.onnx_generic import import_generic as bind
+from hornito.progress import TerminalProgress
 from hornito.tensor.model import TensorModel
 from hornito.tensor.stored import CHOICES, store_matrices
 from hornito.vk.device import Device, open_device
@@ -56,18 +57,21 @@ def embed(
     graph = bind(model, Binding(dims={"batch": BATCH, "length": LENGTH})).graph
     formats, _ = store_matrices(graph, weights)
     parts = []
+    count = len(inputs["input_ids"])
     began = time.perf_counter()
-    with TensorModel(device, graph) as loaded:
-        for start in range(0, len(inputs["input_ids"]), BATCH):
+    with TensorModel(device, graph) as loaded, TerminalProgress() as progress:
+        progress.start(f"embedding in {weights}", count)
+        for start in range(0, count, BATCH):
             own = {name: array[start : start + BATCH] for name, array in inputs.items()}
             hidden = loaded.run(own)["last_hidden_state"].astype(np.float64)
             mask = own["attention_mask"][..., None]
             parts.append((hidden * mask).sum(1) / mask.sum(1))
+            progress.advance(BATCH)
     vectors = np.concatenate(parts)
     facts = {
         "weights": weights,
         "constant_bytes": sum(4 * words.size for words in graph.constants.values()),
-        "matrices": formats.get(weights, {}),
+        "formats": formats,
         "seconds": time.perf_counter() - began,
     }
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True), facts
