@@ -11,8 +11,10 @@ from hornito.answer import Answer, join
 from hornito.arguments import token_ids
 from hornito.batch import generate_batch, many
 from hornito.errors import ContextOverflowError, UsageError
+from hornito.ops.base import head_ids
 from hornito.package import Manifest, Package
 from hornito.package.model import model_graph
+from hornito.plan.pins import pinned_nodes
 from hornito.plan.plan import PlanOptions
 from hornito.plan_summary import context_warning, plan_summary, room_advice
 from hornito.progress import NullProgress, Progress
@@ -63,6 +65,7 @@ class LLM:
         context: positions per session.
         steps_per_submission: decode steps that the device runs without the host.
         model_context: positions that the model was made for.
+        fp32_nodes: nodes that `fp32_tensors` named.
         context_warning: says that the context is above the model's own; '' when it is not.
         prompt_progress: told about the tokens of prompts that are evaluated; None by default.
     """
@@ -82,6 +85,8 @@ class LLM:
         policy: KernelPolicy = DEFAULT_POLICY,
         submission_ms: float | None = None,
         recover: bool = False,
+        fp32_tensors: Sequence[str] = (),
+        eos_ids: Sequence[int] | None = None,
     ) -> None:
         self._package = package
         self.precision = precision
@@ -92,6 +97,8 @@ class LLM:
         facts = package.manifest.facts
         try:
             graph = model_graph(package)
+            ends = _ends(facts["eos_ids"] if eos_ids is None else eos_ids, head_ids(graph))
+            self.fp32_nodes = tuple(pinned_nodes(graph, fp32_tensors))
             options = PlanOptions(
                 context=context or facts["context_length"],
                 kv_half=kv_half,
@@ -99,6 +106,7 @@ class LLM:
                 kv_bytes=kv_bytes,
                 rewind_budget=rewind_budget,
                 half_operands=precision == "normal",
+                fp32_nodes=frozenset(self.fp32_nodes),
             )
             options = fit_context(graph, device, options, requested=context is not None)
             self.engine = Engine(
@@ -106,7 +114,7 @@ class LLM:
                 package,
                 graph,
                 options,
-                facts["eos_ids"],
+                ends,
                 progress or NullProgress(),
                 precision=precision,
                 policy=policy,
@@ -173,7 +181,8 @@ class LLM:
         if self._grammars is None:
             from hornito.structured.grammar import Grammars
 
-            self._grammars = Grammars(self.tokenizer, self.engine.vocabulary)
+            ends = self.engine.eos_ids
+            self._grammars = Grammars(self.tokenizer, self.engine.vocabulary, ends)
         return self._grammars
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
@@ -511,3 +520,13 @@ class LLM:
     def plan_summary(self) -> str:
         """Where the work and the memory go, in a few lines."""
         return plan_summary(self)
+
+
+def _ends(ids: Sequence[int], vocabulary: int) -> Sequence[int]:
+    """The ids that end an answer; UsageError for one that the model lacks."""
+    for token in ids:
+        if not 0 <= token < vocabulary:
+            raise UsageError(
+                f"eos_ids names token {token}; the vocabulary has ids 0 to {vocabulary - 1}"
+            )
+    return ids

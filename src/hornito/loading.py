@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from hornito.api import LLM
-from hornito.arguments import whole
+from hornito.arguments import token_ids, whole
 from hornito.cache import resolve_model
 from hornito.compiler import compile_cached
 from hornito.errors import UsageError
@@ -37,6 +37,8 @@ def load(
     submission_ms: float | None = None,
     recover: bool = False,
     disable_features: Sequence[str] = (),
+    fp32_tensors: Sequence[str] = (),
+    eos_ids: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> LLM:
     """Load a model onto a Vulkan device.
@@ -64,6 +66,9 @@ def load(
             tokens of its sessions again, instead of raising DeviceLostError.
         disable_features: device features to do without: `float16`, `dot_product`,
             `cooperative_matrix`, `subgroups`.
+        fp32_tensors: patterns (`*`, `?`) of nodes, values or weights whose products keep fp32
+            operands with `normal`.
+        eos_ids: ids that end an answer; by default the model's own.
         progress: told about compiling, pipelines and weights.
 
     Raises:
@@ -83,6 +88,7 @@ def load(
     context = None if context is None else whole("context", context, 1)
     kv_bytes = None if kv_bytes is None else whole("kv_bytes", kv_bytes, 1)
     rewind_budget = whole("rewind_budget", rewind_budget, 0)
+    ends = None if eos_ids is None else token_ids("eos_ids", eos_ids)
     package = _open_model(model, weights, progress)
     try:
         if verify:
@@ -104,6 +110,8 @@ def load(
         policy=KernelPolicy(tune=tune),
         submission_ms=submission_ms,
         recover=recover,
+        fp32_tensors=fp32_tensors,
+        eos_ids=ends,
     )
 
 

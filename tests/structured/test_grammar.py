@@ -46,7 +46,7 @@ def sentencepiece() -> Tokenizer:
 @pytest.mark.parametrize("vocabulary", (511, 512, 513, 544))
 def test_masks_have_a_bit_for_every_id_of_the_head(vocabulary: int) -> None:
     """Whole words, no more; a head may have fewer ids than the tokenizer, or more."""
-    grammars = Grammars(byte_tokenizer(), vocabulary)
+    grammars = Grammars(byte_tokenizer(), vocabulary, [2, 0])
     state = grammars.start(json_schema({"type": "string"}))
     state.accept(byte_tokenizer().encode('"')[0])
     ids = allowed(state, vocabulary)
@@ -55,7 +55,7 @@ def test_masks_have_a_bit_for_every_id_of_the_head(vocabulary: int) -> None:
 
 @pytest.fixture(scope="module")
 def grammars() -> Grammars:
-    return Grammars(byte_tokenizer(), VOCABULARY)
+    return Grammars(byte_tokenizer(), VOCABULARY, [2, 0])
 
 
 def allowed(state: GrammarState, vocabulary: int = VOCABULARY) -> set[int]:
@@ -112,7 +112,7 @@ def test_forced_tokens_are_the_canonical_ones(grammars: Grammars) -> None:
 def test_forced_tokens_of_a_vocabulary_with_a_leading_space() -> None:
     """Inside an answer no space goes before a word, as it would at a text's start."""
     tokenizer = sentencepiece()
-    grammars = Grammars(tokenizer, tokenizer.vocab_size)
+    grammars = Grammars(tokenizer, tokenizer.vocab_size, [2])
     state = grammars.start(ResponseFormat("regex", "ab(a|b)x*"))
     ids = state.take_forced(9)
     assert b"".join(map(tokenizer.token_bytes, ids)) == b"ab"
@@ -178,7 +178,7 @@ def test_what_is_wrong_with_a_form_is_said(
 def test_a_model_without_an_end_token_has_no_forms() -> None:
     pytest.importorskip("gguf")
     with pytest.raises(UsageError, match="end token"):
-        Grammars(Tokenizer(tokenizer_json()), VOCABULARY)
+        Grammars(Tokenizer(tokenizer_json()), VOCABULARY, [])
 
 
 def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,4 +193,4 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(builtins, "__import__", missing)
     with pytest.raises(UsageError, match=r"hornito\[structured\]"):
-        Grammars(byte_tokenizer(), VOCABULARY)
+        Grammars(byte_tokenizer(), VOCABULARY, [2, 0])

@@ -222,7 +222,7 @@ def walks(style: str, tools: list[Any], count: int, **more: Any) -> list[str]:
     from structured.test_grammar import VOCABULARY, byte_tokenizer, random_answer
 
     tokenizer = byte_tokenizer()
-    grammars = Grammars(tokenizer, VOCABULARY)
+    grammars = Grammars(tokenizer, VOCABULARY, [2, 0])
     texts = []
     for seed in range(count):
         state = grammars.start(calls_form(style, tools, **more))

@@ -23,6 +23,7 @@ VERBS = {
     "run": "answer one prompt; without a prompt, chat",
     "chat": "talk to a model, keeping the conversation in its KV cache",
     "serve": "let many clients use a model, over OpenAI's HTTP interface",
+    "runner": "token ids in, token ids out, for driving this device from another machine",
     "cache": "evaluate a prefix once and keep it in a file; show or delete such files",
     "eval": "measure a model: what its storage type costs, or how it calls tools",
     "pull": "fetch a model from the Hugging Face hub into the cache",

@@ -87,6 +87,18 @@ def _add_device_use(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_fp32_tensors(parser: argparse.ArgumentParser) -> None:
+    """Adds `--fp32-tensors`."""
+    parser.add_argument(
+        "--fp32-tensors",
+        action="append",
+        default=[],
+        help="keep fp32 operands in the products of nodes, values or weights that PATTERN names; "
+        "may be repeated",
+        metavar="PATTERN",
+    )
+
+
 def load_model(
     arguments: argparse.Namespace,
     progress: Progress,
@@ -111,6 +123,8 @@ def load_model(
         submission_ms=arguments.submission_ms,
         recover=arguments.recover,
         disable_features=tuple(arguments.disable_feature or ()),
+        fp32_tensors=tuple(getattr(arguments, "fp32_tensors", ())),
+        eos_ids=getattr(arguments, "eos", None),
         progress=progress,
     )
 

@@ -16,6 +16,8 @@ def kv_identity(
     """What a KV cache depends on, as plain JSON types; the first that differs is named."""
     manifest = package.manifest
     longest = original_max(graph)
+    if options.fp32_nodes:
+        precision += f", fp32 in {', '.join(sorted(options.fp32_nodes))}"
     return {
         "weights": manifest.quant.get("weights"),
         "precision": precision,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hornito.errors import HornitoError, UsageError
@@ -81,22 +82,22 @@ class GrammarState:
 class Grammars:
     """The grammars of one model; safe to share between threads."""
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Sequence[int]) -> None:
         """Read the vocabulary; takes a second for 50,000 tokens.
 
         Args:
             tokenizer: the model's.
             vocabulary: ids of the head, which may be more or fewer than the tokenizer has.
+            ends: ids that end an answer.
 
         Raises:
             UsageError: the package llguidance is not installed.
         """
         llguidance = _llguidance()
-        words = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocabulary))
-        ends = [i for i in tokenizer.eos_ids if i < vocabulary]
         if not ends:
             raise UsageError("an answer of a given form needs an end token, which this model lacks")
-        self._tokenizer = llguidance.LLTokenizer(words, n_vocab=vocabulary, eos_token=ends)
+        words = llguidance.TokenizerWrapper(_Vocabulary(tokenizer, vocabulary, ends))
+        self._tokenizer = llguidance.LLTokenizer(words, n_vocab=vocabulary, eos_token=list(ends))
         self._mask_size = mask_bytes(vocabulary)
         self._kept: OrderedDict[ResponseFormat, Any] = OrderedDict()
         self._lock = threading.Lock()
@@ -159,12 +160,12 @@ class _Vocabulary:
         special_token_ids: control tokens, which text can't spell.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary: int) -> None:
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self.eos_token_id = tokenizer.eos_ids[0] if tokenizer.eos_ids else 0
+        self.eos_token_id = ends[0]
         self.bos_token_id = tokenizer.bos_id
         special = {i for i in tokenizer.special_tokens.values() if i < vocabulary}
-        special |= {i for i in tokenizer.eos_ids if i < vocabulary}
+        special |= set(ends)
         self.tokens = [tokenizer.token_bytes(i) for i in range(vocabulary)]
         self.special_token_ids = sorted(special)
         # Some vocabularies put a space before the first word, which text in the middle hasn't: a
