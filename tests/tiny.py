@@ -155,6 +155,14 @@ def open_engine(
             engine.close()
 
 
+def poison_blocks(engine: Engine) -> None:
+    """Fill every KV block with NaN, also as pairs of fp16."""
+    for pool in engine.pools:
+        words = np.full(pool.kind.block_bytes // 4, 0xFFFFFFFF, np.uint32)
+        device = engine.device
+        device.upload([(*pool.place(block), words) for block in range(pool.count)])
+
+
 @dataclass(frozen=True)
 class Answer:
     """A prompt and its greedy continuation: everything of it that can be compared."""

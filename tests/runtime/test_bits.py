@@ -13,7 +13,16 @@ from hornito.runtime.decode import decode
 from hornito.runtime.engine import Engine
 from hornito.runtime.session import Session
 from hornito.vk.device import Device
-from tiny import Answer, Compiled, Floats, answer, log_softmax, open_engine, random_ids
+from tiny import (
+    Answer,
+    Compiled,
+    Floats,
+    answer,
+    log_softmax,
+    open_engine,
+    poison_blocks,
+    random_ids,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -114,14 +123,6 @@ def test_guards_are_seen(device: Device, compiled: Compiled) -> None:
         buffer, base = engine._activations["arena"]
         device.upload([(buffer, base + end + 128, bytes(4))])
         assert engine.check_guards() == [name]
-
-
-def poison_blocks(engine: Engine) -> None:
-    """Fill every KV block with NaN, also as pairs of fp16."""
-    for pool in engine.pools:
-        words = np.full(pool.kind.block_bytes // 4, 0xFFFFFFFF, np.uint32)
-        device = engine.device
-        device.upload([(*pool.place(block), words) for block in range(pool.count)])
 
 
 @pytest.mark.parametrize("kv_half", [False, True])
