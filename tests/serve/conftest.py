@@ -1,4 +1,4 @@
-"""One live server with a tiny model for all tests that leave it as it is."""
+"""One live server with a tiny model for the tests of a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from serving import Live, live
 from text_model import write_text_model
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch = pytest.MonkeyPatch()
     folder = tmp_path_factory.mktemp("cache")
@@ -37,7 +37,7 @@ def device() -> str | None:
     return os.environ.get("HORNITO_DEVICE")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def server(
     text_model: Path, private_cache: Path, device: str | None, kernels: None
 ) -> Iterator[Live]:

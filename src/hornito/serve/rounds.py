@@ -279,13 +279,17 @@ class Rounds:
         self._rows = rows
 
     def _reserve(self, run: DecodeRun, steps: int) -> bool:
-        """Have the KV blocks of the next submission ready; False when someone has to go first."""
-        for index, job in enumerate(self._rows):
-            try:
+        """Have the KV blocks of the next submission ready.
+
+        Where there are too few, the answer that began last gives up its own, and fails.
+        """
+        try:
+            for index, job in enumerate(self._rows):
                 _session(job).reserve(run.next_end(index, steps))
-            except DeviceMemoryError as error:
-                job.error = error
-                self._changed = True
+        except DeviceMemoryError as error:
+            going = [job for job in self._rows if not _answer(job).ended()]
+            max(going, key=lambda job: (job.group.number, job.index)).error = error
+            self._changed = True
         return not self._changed
 
     def _take_steps(self) -> None:
