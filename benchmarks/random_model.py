@@ -6,95 +6,8 @@ python benchmarks/random_model.py 0.5b out.vxm --weights fp16
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
-from hornito.compiler import build_graph, write_graph
-from hornito.importers import Source
-
-# hidden, intermediate, layers, heads, kv_heads, vocabulary, tied head
-SHAPES = {
-    "0.1b": (576, 1536, 30, 9, 3, 49152, True),
-    "0.5b": (896, 4864, 24, 14, 2, 151936, True),
-    "1.5b": (1536, 8960, 28, 12, 2, 151936, True),
-    "7b": (3584, 18944, 28, 28, 4, 152064, False),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class RandomTensor:
-    """Normal values from a fixed pool, shifted per row block; the standard deviation is 0.02."""
-
-    shape: tuple[int, ...]
-    pool: npt.NDArray[np.float32]
-
-    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        """Rows as fp32; a vector (a norm's weight) is all ones."""
-        if len(self.shape) == 1:
-            return np.ones(stop - start, np.float32)
-        count = (stop - start) * self.shape[1]
-        shifted = np.roll(self.pool, start * 7 + self.shape[0])
-        return np.resize(shifted, count).reshape(stop - start, self.shape[1])
-
-
-def source(shape: str, context: int) -> Source:
-    """A llama source of the named shape."""
-    hidden, inner, layers, heads, kv_heads, vocabulary, tied = SHAPES[shape]
-    head_dim = hidden // heads
-    config = {
-        "model_type": "llama",
-        "hidden_size": hidden,
-        "intermediate_size": inner,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "rope_scaling": None,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "hidden_act": "silu",
-        "tie_word_embeddings": tied,
-        "vocab_size": vocabulary,
-        "max_position_embeddings": context,
-    }
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocabulary, hidden),
-        "model.norm.weight": (hidden,),
-    }
-    for i in range(layers):
-        p = f"model.layers.{i}."
-        shapes |= {
-            f"{p}self_attn.q_proj.weight": (heads * head_dim, hidden),
-            f"{p}self_attn.k_proj.weight": (kv_heads * head_dim, hidden),
-            f"{p}self_attn.v_proj.weight": (kv_heads * head_dim, hidden),
-            f"{p}self_attn.o_proj.weight": (hidden, heads * head_dim),
-            f"{p}mlp.gate_proj.weight": (inner, hidden),
-            f"{p}mlp.up_proj.weight": (inner, hidden),
-            f"{p}mlp.down_proj.weight": (hidden, inner),
-            f"{p}input_layernorm.weight": (hidden,),
-            f"{p}post_attention_layernorm.weight": (hidden,),
-        }
-    if not tied:
-        shapes["lm_head.weight"] = (vocabulary, hidden)
-    pool = np.random.default_rng(0).normal(0.0, 0.02, 1 << 22).astype(np.float32)
-    return Source(
-        model_type="llama",
-        config=config,
-        tensors={name: RandomTensor(s, pool) for name, s in shapes.items()},  # type: ignore[misc]
-        tokenizer_json=None,
-        chat_template=None,
-        generation_config={},
-        eos_ids=(),
-        bos_id=None,
-        add_bos=False,
-        format="random",
-        path=f"random {shape}",
-        file_tensor_names=tuple(shapes),
-    )
+from hornito.diag.random_model import SHAPES, write_random_model
 
 
 def main() -> None:
@@ -105,9 +18,9 @@ def main() -> None:
     parser.add_argument("--weights", default="fp16")
     parser.add_argument("--context", type=int, default=8192)
     arguments = parser.parse_args()
-    made = source(arguments.shape, arguments.context)
-    graph, before, passes = build_graph(made, arguments.weights)
-    size = write_graph(arguments.out, made, graph, arguments.weights, before, passes)
+    size = write_random_model(
+        arguments.shape, arguments.out, weights=arguments.weights, context=arguments.context
+    )
     print(f"{arguments.out}: {size / 1e6:.1f} MB")
 
 

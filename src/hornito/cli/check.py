@@ -11,6 +11,7 @@ from hornito.cli.binding import add_binding, common, parsed_source
 from hornito.cli.options import add_json
 from hornito.cli.output import print_json
 from hornito.errors import FormatError, PackageError, UnsupportedError, UsageError
+from hornito.plan.records import dropped_here
 from hornito.support import SUPPORTED, missing, support_report, unsupported_report
 
 
@@ -30,6 +31,9 @@ def run(arguments: argparse.Namespace) -> int:
     report = _report(Path(arguments.file), arguments)
     faults = missing(report)
     supported = report["verdict"] == SUPPORTED and not faults
+    dropped = dropped_here()
+    if dropped:
+        report = {**report, "dropped_kernels": dropped}
     if arguments.json:
         verdict = SUPPORTED if supported else "UNSUPPORTED"
         print_json({**report, "verdict": verdict})
@@ -54,6 +58,8 @@ def _print(
             print(
                 f"{summary.get('graph_nodes', len(report.get('nodes', [])))} operations on Vulkan"
             )
+        for kernel, why in report.get("dropped_kernels", {}).items():
+            print(f"not used on this machine: kernel {kernel} ({why}); its twin takes its place")
         return
     print(f"UNSUPPORTED: {file}")
     for name, op, reason in faults:

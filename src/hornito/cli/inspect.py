@@ -11,6 +11,7 @@ from hornito.cli.files import PACKAGE, expect
 from hornito.cli.options import add_json
 from hornito.cli.output import describe_quality, megabytes, print_fields, print_json, print_table
 from hornito.package import Package, open_package
+from hornito.plan.records import dropped_here
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +59,7 @@ def _to_dict(package: Package) -> dict[str, Any]:
         "bytes": package.size,
         **manifest,
         "operations": operations,
+        "dropped_kernels": dropped_here(),
         "tensors": {
             name: {
                 "dtype": info.dtype,
@@ -91,6 +93,7 @@ def _print(package: Package) -> None:
         ("weights", f"{len(package.tensors)} tensors ({kinds}), {megabytes(weight_bytes)}"),
         ("files", blobs),
         ("operations", f"{sum(operations.values())} nodes: {ops}" if ops else ""),
+        *((f"not used here: {kernel}", why) for kernel, why in dropped_here().items()),
     ]
     print_fields(fields)
 

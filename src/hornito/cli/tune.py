@@ -1,4 +1,4 @@
-"""`hornito tune MODEL --precision`: which precision is best on this device."""
+"""`hornito tune MODEL`: which kernels, and with --precision which precision, are best here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from hornito.cli.options import WEIGHTS, add_json, add_option, one_of
-from hornito.cli.output import print_json
+from hornito.cli.output import print_json, print_table
 from hornito.errors import UsageError
 from hornito.progress import TerminalProgress
 
@@ -25,6 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--text", metavar="FILE", help="compare them on this text (default: a small one of our own)"
     )
+    parser.add_argument(
+        "--fast",
+        action="store_true",
+        help="kernels: only those of single steps and the largest chunk that were never measured",
+    )
     add_option(parser, "--device", help="index, name part, vendor, pci:..., UUID or 'software'")
     add_option(
         parser,
@@ -37,10 +42,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measures, and prints what is recommended; nothing is switched."""
-    if not arguments.precision:
-        raise UsageError("say what to tune: --precision")
-    return _precision(arguments)
+    """Measures kernels, whose winners later loads use; or precisions, of which one is advised."""
+    if arguments.precision:
+        if arguments.fast:
+            raise UsageError("--fast is about kernels, --precision is not")
+        return _precision(arguments)
+    if arguments.text:
+        raise UsageError("--text goes with --precision")
+    return _kernels(arguments)
+
+
+def _kernels(arguments: argparse.Namespace) -> int:
+    from hornito.diag.tune_kernels import tune_kernels
+
+    with TerminalProgress() as progress:
+        report = tune_kernels(
+            arguments.model,
+            device=arguments.device,
+            weights=arguments.weights,
+            everything=not arguments.fast,
+            progress=progress,
+        )
+    if arguments.json:
+        print_json(report.to_dict())
+        return 0
+    changed = [row for row in report.rows if row.changed]
+    print(
+        f"{report.device}: {len(report.rows)} shapes measured, {len(changed)} with a variant at "
+        "least 3 % faster than the default; later loads use it"
+    )
+    rows = [
+        (row.site, row.default, f"{row.default_us:.1f}", row.winner, f"{row.winner_us:.1f}")
+        for row in changed
+    ]
+    if rows:
+        print_table(("shape", "default", "us", "winner", "us"), rows)
+    for kernel, why in report.dropped.items():
+        print(f"not used: kernel {kernel} ({why})")
+    return 0
 
 
 def _precision(arguments: argparse.Namespace) -> int:

@@ -41,6 +41,7 @@ class DeviceReport:
         quirks: faults that are worked around, with their link.
         dispatch: result of the real dispatches; '' when none was made.
         problem: what failed; '' when nothing did.
+        dropped: kernels that failed their self-test here and are not used, and why.
     """
 
     index: int
@@ -58,6 +59,7 @@ class DeviceReport:
     quirks: list[str] = field(default_factory=list)
     dispatch: str = ""
     problem: str = ""
+    dropped: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,7 @@ def examine_devices() -> tuple[list[DeviceReport], str]:
 
 def _opened(report: DeviceReport) -> DeviceReport:
     from hornito.diag.dispatch import check_dispatch
+    from hornito.plan.records import DeviceRecords, failed_kernels
     from hornito.vk.device import open_device
 
     try:
@@ -164,7 +167,12 @@ def _opened(report: DeviceReport) -> DeviceReport:
             limits = {"memory_bytes": total, "memory_free_bytes": available, **limits}
             quirks = [f"{quirk.reason} ({quirk.link})" for quirk in device.quirks]
             report = replace(
-                report, limits=limits, features=features, missing=missing, quirks=quirks
+                report,
+                limits=limits,
+                features=features,
+                missing=missing,
+                quirks=quirks,
+                dropped=failed_kernels(DeviceRecords.load(device.info)),
             )
             checks = check_dispatch(device, RUNS)
     except HornitoError as error:
@@ -350,5 +358,6 @@ def _device_lines(device: DeviceReport) -> list[str]:
     lines.append(f"     features: {', '.join(device.features) or 'none'}")
     lines.append(f"     without: {', '.join(device.missing) or 'nothing'}")
     lines += [f"     quirk: {quirk}" for quirk in device.quirks]
+    lines += [f"     not used: kernel {name} ({why})" for name, why in device.dropped.items()]
     lines.append(f"     dispatch: {device.problem or f'ok: {device.dispatch}'}")
     return lines

@@ -171,7 +171,7 @@ def _by_kernel(dispatches: Sequence[Dispatch], spans: Sequence[int]) -> tuple[Ke
         row = totals.setdefault((dispatch.kernel, dispatch.node.rpartition(".")[2]), [0, 0, 0])
         row[0] += span
         row[1] += 1
-        row[2] += _moved(dispatch)
+        row[2] += moved_bytes(dispatch)
     kernels = [
         KernelTime(kernel, role, ns / 1e6, count, size / max(ns, 1))
         for (kernel, role), (ns, count, size) in totals.items()
@@ -179,7 +179,7 @@ def _by_kernel(dispatches: Sequence[Dispatch], spans: Sequence[int]) -> tuple[Ke
     return tuple(sorted(kernels, key=lambda row: -row.milliseconds))
 
 
-def _moved(dispatch: Dispatch) -> int:
+def moved_bytes(dispatch: Dispatch) -> int:
     """Bytes that a dispatch reads and writes."""
     written = sum(operand.size for operand in dispatch.writes)
     if dispatch.kernel.startswith(("embedding/", "position_embedding/")):

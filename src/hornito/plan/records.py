@@ -11,12 +11,12 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hornito.ops.kernels import load_spirv
+from hornito.ops.kernels import kernel_names, load_spirv
 from hornito.vk.pipeline import cache_directory
 
 if TYPE_CHECKING:
@@ -149,9 +149,21 @@ def winner_key(site: str, kernels: Iterable[str]) -> str:
     return hashlib.sha256(f"{site}|{hashes}".encode()).hexdigest()[:32]
 
 
-def counts(verdicts: Mapping[str, Verdict]) -> dict[str, int]:
-    """How many verdicts there are of each kind."""
-    found: dict[str, Any] = {}
-    for verdict in verdicts.values():
-        found[verdict.verdict] = found.get(verdict.verdict, 0) + 1
+def failed_kernels(records: DeviceRecords) -> dict[str, str]:
+    """Kernels that a device's records speak against, and why, for reports."""
+    return {
+        verdict.kernel: f"{verdict.verdict}: {verdict.detail}"
+        for verdict in records.verdicts.values()
+        if verdict.verdict != GOOD
+    }
+
+
+def dropped_here() -> dict[str, str]:
+    """Kernels of this version that failed their self-test on some device of this machine."""
+    found: dict[str, str] = {}
+    for path in sorted(cache_directory().glob("kernels-*.json")):
+        records = DeviceRecords(path)
+        records._read()
+        names = set(failed_kernels(records)) & set(kernel_names())
+        found |= records.dropped(names)
     return found

@@ -124,10 +124,17 @@ class Stand:
         return per_layer * (kind.layers.index(layer) + 1)
 
     def _kv_bytes(self, unit: Unit, layer: int, dispatch: Dispatch) -> int:
-        last = max(position for _, position in self._rows(unit, unit.rows))
+        last = max(position for _, position in self._rows(unit, self._live(unit, DATA[0])))
         blocks = last // BLOCK_POSITIONS + 1
         slots = 1 if unit.kind == "chunk" else unit.rows
         return slots * blocks * self._block_bytes(layer)
+
+    def _live(self, unit: Unit, data: str) -> int:
+        """Rows that are live: all that the context has room for, or up to inside a tile."""
+        rows = unit.rows
+        if unit.kind == "chunk":
+            rows = min(rows, self.plan.table_blocks * BLOCK_POSITIONS)
+        return rows if data != "edge rows" else max(1, rows - rows // 4 - 1)
 
     def _rows(self, unit: Unit, live: int) -> list[tuple[int, int]]:
         """(slot, position) of each live row: a chunk behind some context, or steps of sequences."""
@@ -141,7 +148,7 @@ class Stand:
     def image(self, unit: Unit, layout: Layout, data: str, address: int) -> Words:
         """The image of a unit at a device address, filled with one kind of data."""
         words = np.zeros(layout.total // 4, np.uint32)
-        live = unit.rows if data != "edge rows" else max(1, unit.rows - unit.rows // 4 - 1)
+        live = self._live(unit, data)
         picked = min(live, unit.selected)
         last = range(live - picked, live)
         fills: dict[str, Callable[[], Any]] = {

@@ -30,12 +30,17 @@ REPEATS = 9
 
 def recorded_winners(plan: Plan, records: DeviceRecords) -> dict[str, str]:
     """By site, the variants on record that are not the plan's own choice."""
-    found = {}
-    for site in _sites(plan):
-        winner = records.winners.get(_key(site))
-        if winner is not None and winner.variant != site.taken.name:
-            found[site.key] = winner.variant
-    return found
+    return {
+        site.key: winner.variant
+        for site, winner in on_record(plan, records)
+        if winner.variant != site.taken.name
+    }
+
+
+def on_record(plan: Plan, records: DeviceRecords) -> list[tuple[Site, Winner]]:
+    """The sites of a plan of defaults that were measured, and what won."""
+    found = [(site, records.winners.get(_key(site))) for site in _sites(plan)]
+    return [(site, winner) for site, winner in found if winner is not None]
 
 
 def measure(

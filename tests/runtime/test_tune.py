@@ -1,0 +1,126 @@
+"""Tuning: measured variants, the margin, what is kept, and that tuned equals default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hornito.cli.main import main
+from hornito.ops.variants import Variant, pick
+from hornito.plan.records import DeviceRecords
+from hornito.plan.stand import Stand
+from hornito.plan.tune import MARGIN
+from hornito.plan.units import Unit
+from hornito.runtime.settle import KernelPolicy
+from hornito.vk.device import Device, open_device
+from tiny import Compiled, assert_same_tokens, forced_logits, golden, open_engine
+
+SMALL = {"context": 128, "chunk_rows": (16,)}
+
+
+@pytest.fixture
+def own_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: None) -> Iterator[Device]:
+    monkeypatch.setenv("HORNITO_CACHE", str(tmp_path))
+    with open_device("software") as opened:
+        yield opened
+
+
+class Clock:
+    """Stands in for the device's clock: every variant takes what `ns` says of its kernel."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ns: dict[str, float]) -> None:
+        self.measured: list[str] = []
+
+        def nanoseconds(
+            stand: Stand, unit: Unit, layout: Any, dispatches: Any, repeats: int
+        ) -> list[float]:
+            names = [d.kernel for d in dispatches]
+            self.measured += names
+            found = [ns[name] for name in names if name in ns]
+            return [found[0] if found else 1000.0] * repeats
+
+        monkeypatch.setattr(Stand, "nanoseconds", nanoseconds)
+
+
+@pytest.mark.gpu
+def test_a_tuned_plan_equals_the_default_plan(own_device: Device, compiled: Compiled) -> None:
+    """Whatever the measurements say, the tokens are the same."""
+    wanted = golden("llama-tiny")
+    ids = wanted.prompt + wanted.tokens
+    package = compiled("llama-tiny")
+    full = KernelPolicy(tune="full")
+    with open_engine(own_device, package, **SMALL) as engine:
+        usual = forced_logits(engine, ids)
+    with open_engine(own_device, package, policy=full, **SMALL) as engine:
+        assert_same_tokens(forced_logits(engine, ids), usual)
+    records = DeviceRecords.load(own_device.info)
+    assert records.winners
+    assert all(w.nanoseconds > 0 for w in records.winners.values())
+
+
+@pytest.mark.gpu
+def test_winners_are_kept_and_used(
+    own_device: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = golden("llama-tiny")
+    package = compiled("llama-tiny")
+    clock = Clock(monkeypatch, {"linear/broadcast.f32": 900.0, "linear/lane_row.f32": 500.0})
+    with open_engine(own_device, package, policy=KernelPolicy(tune="full"), **SMALL) as engine:
+        kernels = {d.kernel for d in engine.plan.distinct()}
+        assert "linear/lane_row.f32" in kernels and "linear/broadcast.f32" not in kernels
+        logits = forced_logits(engine, wanted.prompt)
+    measured = len(clock.measured)
+    # A later load uses them without measuring; `fast` has nothing to measure; `off` ignores them.
+    for tune, used in ((None, True), ("fast", True), ("off", False)):
+        with open_engine(own_device, package, policy=KernelPolicy(tune=tune), **SMALL) as engine:
+            found = {d.kernel for d in engine.plan.distinct()}
+            assert ("linear/lane_row.f32" in found) == used, tune
+            if not used:
+                assert_same_tokens(logits, forced_logits(engine, wanted.prompt))
+    assert len(clock.measured) == measured
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("gain", "displaced"), [(MARGIN - 0.01, False), (MARGIN + 0.01, True)])
+def test_a_margin_is_asked_for(
+    own_device: Device,
+    compiled: Compiled,
+    monkeypatch: pytest.MonkeyPatch,
+    gain: float,
+    displaced: bool,
+) -> None:
+    clock = Clock(
+        monkeypatch, {"linear/broadcast.f32": 1000.0, "linear/lane_row.f32": 1000.0 * (1 - gain)}
+    )
+    full = KernelPolicy(tune="full")
+    with open_engine(own_device, compiled("llama-tiny"), policy=full, **SMALL) as engine:
+        kernels = {d.kernel for d in engine.plan.distinct()}
+    assert ("linear/lane_row.f32" in kernels) == displaced
+    assert clock.measured
+
+
+@pytest.mark.gpu
+def test_on_the_command_line(
+    compiled: Compiled, own_device: Device, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tune", str(compiled("llama-tiny")), "--fast"]) == 0
+    assert "shapes measured" in capsys.readouterr().out
+    assert DeviceRecords.load(own_device.info).winners
+    assert main(["tune", str(compiled("llama-tiny")), "--text", "x"]) == 2
+
+
+def test_a_winner_that_is_gone_is_ignored() -> None:
+    from hornito.ops.variants import Choices
+    from hornito.vk.caps import Caps
+
+    caps = Caps.parse({})
+    variants = [Variant("a/b.c"), Variant("a/d.e", plain=True)]
+    site = pick("key", "node", variants, caps, Choices(winners={"key": "a/x.y"}))
+    assert site.taken.kernel == "a/b.c"
+    site = pick("key", "node", variants, caps, Choices(winners={"key": "a/d.e"}))
+    assert site.taken.kernel == "a/d.e"
+    dropped = Choices(dropped={"a/b.c": "wrong"}, winners={"key": "a/b.c"})
+    assert pick("key", "node", variants, caps, dropped).taken.kernel == "a/d.e"
