@@ -309,6 +309,14 @@ def test_two_wrong_kernels_are_named_together(
 
 
 @pytest.mark.gpu
+def test_a_rounding_is_named() -> None:
+    normal = replace(EXACT, precision="normal", kv_half=True, relative=1e-5)
+    _, blame = blamed(normal)
+    assert blame is not None
+    assert [str(s) for s in blame.culprits] == ["rounding: keys and values in fp16"]
+
+
+@pytest.mark.gpu
 def test_what_no_switch_reaches_is_blamed_on_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, "rms_norm/")
     found, blame = blamed()

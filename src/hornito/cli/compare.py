@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from hornito.cli.model import add_model
+from hornito.cli.model import add_fp32_tensors, add_model
 from hornito.cli.options import (
     WEIGHTS,
     add_backend,
@@ -103,13 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave a graph pass out of MODEL; may be repeated",
         metavar="NAME",
     )
-    parser.add_argument(
-        "--fp32-tensors",
-        action="append",
-        default=[],
-        help="keep fp32 operands in the products of nodes, values or weights that PATTERN names",
-        metavar="PATTERN",
-    )
+    add_fp32_tensors(parser)
     parser.add_argument("--summary", action="store_true", help="don't list every value")
     add_inputs(parser)
     add_json(parser)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 CPU = "cpu"
 VULKAN = "vulkan"
+KV = "keys and values in fp16"
+PRODUCTS = "products of fp16 operands"
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,12 +229,18 @@ class Workbench:
         """The nodes that `fp32_tensors` names, by their own name, a result's or a weight's."""
         return pinned_nodes(self.graph, self.settings.fp32_tensors)
 
-    def _options(self, graph: Graph, choices: Choices) -> PlanOptions:
+    @property
+    def roundings(self) -> tuple[str, ...]:
+        """Where the model rounds to fp16: `KV` and `PRODUCTS`."""
+        kv = (KV,) if self.settings.kv_half else ()
+        return (*kv, PRODUCTS) if self.settings.precision == "normal" else kv
+
+    def _options(self, graph: Graph, choices: Choices, exact: Collection[str] = ()) -> PlanOptions:
         return PlanOptions(
             context=self.context,
-            kv_half=self.settings.kv_half,
+            kv_half=KV in self.roundings and KV not in exact,
             slots=self.settings.slots,
-            half_operands=self.settings.precision == "normal",
+            half_operands=PRODUCTS in self.roundings and PRODUCTS not in exact,
             fp32_nodes=frozenset(self.pinned),
             keep_values=True,
             choices=choices,
@@ -252,13 +260,17 @@ class Workbench:
 
     @contextmanager
     def side(
-        self, disabled: Collection[str] | None = None, dropped: Mapping[str, str] | None = None
+        self,
+        disabled: Collection[str] | None = None,
+        dropped: Mapping[str, str] | None = None,
+        exact: Collection[str] = (),
     ) -> Iterator[Side]:
-        """The model as it is, or with passes switched off or kernels that are not used.
+        """The model as it is, or with some things switched off.
 
         Args:
             disabled: passes to leave out, in place of those of the settings.
-            dropped: kernels, and why.
+            dropped: kernels that are not used, and why.
+            exact: what of `roundings` is fp32 instead.
         """
         with ExitStack() as stack:
             package, graph = self.package, self.graph
@@ -268,7 +280,7 @@ class Workbench:
             if self.settings.backend == CPU:
                 yield NumpySide(graph, StoredWeights(graph, package), self.context)
                 return
-            options = self._options(graph, Choices(dropped=dropped or {}))
+            options = self._options(graph, Choices(dropped=dropped or {}), exact)
             yield stack.enter_context(self._engine(package, graph, options))
 
     def runs(self, side: Side) -> list[Run]:

@@ -1,4 +1,5 @@
-"""Who is guilty of a divergence: graph passes and kernels are switched off until it is gone.
+"""Who is guilty of a divergence: graph passes, kernels and roundings are switched off until it is
+gone.
 
 Each is switched off alone first; where none of them helps alone, all are, and then as many as
 possible are switched on again. What is left is the smallest set found that makes the run equal.
@@ -15,14 +16,16 @@ from hornito.diag.compare_bench import Workbench
 from hornito.diag.compare_decoder import DeviceSide, Run, Side
 from hornito.diag.compare_values import Difference
 
-PASS = "pass"
 KERNEL = "kernel"
+PASS = "pass"
+ROUNDING = "rounding:"
 REASON = "switched off to find a fault"
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """A pass, or a kernel that has a twin; `used` says whether the run took the kernel."""
+    """A pass, a kernel that has a twin, or a rounding to fp16; `used` says whether the run took the
+    kernel."""
 
     kind: str
     name: str
@@ -40,8 +43,8 @@ class Bisection:
         run: the schedule of the first divergence.
         tried: everything that was switched off.
         alone: what makes the run equal when it alone is off.
-        culprits: the guilty: a kernel rather than the passes that lead to it; else the smallest set
-            found; empty when nothing helps.
+        culprits: the guilty: kernels rather than passes, which lead to them, and passes rather than
+            roundings; where nothing helps alone, the smallest set found; empty when nothing helps.
         verdict: the same in words.
     """
 
@@ -81,8 +84,10 @@ def _bisect(
         if _equal(bench, first.run, [switch]):
             alone.append(switch)
         bench.progress.advance(1)
-    # A wrong kernel is also gone when the pass is off that makes the op it runs.
-    guilty = [s for s in alone if s.kind == KERNEL] or alone
+    # A wrong kernel is also gone when the pass is off that makes the op it runs, or the type is
+    # another that it reads.
+    kinds = [[s for s in alone if s.kind == kind] for kind in (KERNEL, PASS, ROUNDING)]
+    guilty = next((found for found in kinds if found), [])
     if guilty:
         verdict = f"{' or '.join(map(str, guilty))}: without it {first.run} equals the reference"
         return _result(first, useful, alone, guilty, verdict)
@@ -127,6 +132,7 @@ def _switches(bench: Workbench, run: str) -> list[Switch]:
         if isinstance(side, DeviceSide):
             taken, offered = side.kernels_with_twins(_run(bench, side, run))
             found += [Switch(KERNEL, name, name in taken) for name in offered]
+            found += [Switch(ROUNDING, name) for name in bench.roundings]
     return found
 
 
@@ -138,8 +144,9 @@ def _equal(bench: Workbench, label: str, off: Collection[Switch]) -> bool:
     """Whether a run equals the reference with these switched off."""
     passes = [switch.name for switch in off if switch.kind == PASS]
     kernels = {switch.name: REASON for switch in off if switch.kind == KERNEL}
+    exact = [switch.name for switch in off if switch.kind == ROUNDING]
     disabled = (*bench.settings.disabled_passes, *passes)
-    with bench.side(disabled, kernels) as side:
+    with bench.side(disabled, kernels, exact) as side:
         trace, reference = trial(bench, side, _run(bench, side, label))
         found = differences(side, trace, reference, bench.tolerance)
     return first_divergence([found]) is None
