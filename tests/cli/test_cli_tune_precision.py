@@ -50,8 +50,10 @@ def test_both_tiers_are_measured(
 def test_there_is_no_low_precision(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "m.vxm", "x", "--precision", "low"]) == 2
     assert "'low' is none of high, normal" in capsys.readouterr().err
-    assert main(["tune", "m.vxm"]) == 2
-    assert "say what to tune" in capsys.readouterr().err
+    assert main(["tune", "m.vxm", "--precision", "--fast"]) == 2
+    assert "--fast is about kernels" in capsys.readouterr().err
+    assert main(["tune", "m.vxm", "--text", "t.txt"]) == 2
+    assert "--text goes with --precision" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
