@@ -9,6 +9,7 @@ from pathlib import Path
 
 from hornito.errors import UnsupportedError, UsageError
 from hornito.importers.source import LazyTensor, Source
+from hornito.progress import Progress
 
 __all__ = ["LazyTensor", "Source", "open_source", "supported_model_types"]
 
@@ -26,13 +27,18 @@ def supported_model_types() -> tuple[str, ...]:
     return tuple(sorted(m.name for m in found if not m.name.startswith("_")))
 
 
-def open_source(path: str | os.PathLike[str], supported: Collection[str] | None = None) -> Source:
+def open_source(
+    path: str | os.PathLike[str],
+    supported: Collection[str] | None = None,
+    progress: Progress | None = None,
+) -> Source:
     """Open a checkpoint by its content; no weight is read.
 
     Args:
         path: a GGUF file, a Hugging Face directory (or its config.json or weights file), or an ONNX
             file or directory.
         supported: model types to accept; all that Hornito can build when None.
+        progress: told about the nodes of an ONNX file.
 
     Raises:
         UsageError: there is nothing at `path`.
@@ -49,7 +55,7 @@ def open_source(path: str | os.PathLike[str], supported: Collection[str] | None 
         if _is_onnx_folder(where):
             from hornito.importers.onnx import open_onnx
 
-            return open_onnx(where)
+            return open_onnx(where, progress)
         if not (where / "config.json").exists():
             files = sorted(p.name for p in where.glob("*.gguf"))
             hint = f" Did you mean {where / files[0]}?" if files else ""
@@ -69,7 +75,7 @@ def open_source(path: str | os.PathLike[str], supported: Collection[str] | None 
     if where.suffix == ".onnx" or (len(magic) > 2 and magic[0] == 8 and magic[2] in (0x12, 0x3A)):
         from hornito.importers.onnx import open_onnx
 
-        return open_onnx(where)
+        return open_onnx(where, progress)
     raise UnsupportedError(
         f"{where}: of no known format (it starts with {magic.hex()}). Supported: {_FORMATS}"
     )

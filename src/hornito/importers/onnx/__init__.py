@@ -27,12 +27,15 @@ from hornito.importers.onnx.reader import Model, read_model
 from hornito.importers.onnx.roles import find_roles
 from hornito.importers.safetensors import folder_texts
 from hornito.importers.source import Source
+from hornito.progress import NullProgress, Progress
 from hornito.support import UnsupportedNodesError
 
 __all__ = ["UnsupportedNodesError", "has_onnx", "lift_file", "open_onnx"]
 
 
-def lift_file(path: Path, *, allow_no_past: bool = False) -> tuple[Model, Lift, Lifted]:
+def lift_file(
+    path: Path, progress: Progress, *, allow_no_past: bool = False
+) -> tuple[Model, Lift, Lifted]:
     """Read one file and raise the decoder in it.
 
     Raises:
@@ -42,18 +45,22 @@ def lift_file(path: Path, *, allow_no_past: bool = False) -> tuple[Model, Lift, 
     """
     model = with_embedding(read_model(path))
     cx = Lift(model, find_roles(model, allow_no_past=allow_no_past))
-    cx.run()
-    return model, cx, finish(cx)
+    progress.start(f"reading {path.name}", len(model.nodes))
+    try:
+        cx.run(progress)
+        return model, cx, finish(cx)
+    finally:
+        progress.finish()
 
 
-def _lift_place(place: Place) -> tuple[Model, Lift, Lifted]:
+def _lift_place(place: Place, progress: Progress) -> tuple[Model, Lift, Lifted]:
     """The decoder of a directory; of a pair, the twin when the one with past is not usable."""
     try:
-        return lift_file(place.model)
+        return lift_file(place.model, progress)
     except UnsupportedError:
         if place.twin is None:
             raise
-        model, cx, lifted = lift_file(place.twin, allow_no_past=True)
+        model, cx, lifted = lift_file(place.twin, progress, allow_no_past=True)
         lifted.warnings.append(
             f"{place.model.name} is right for single steps only; {place.twin.name} was taken, "
             "which is the same decoder"
@@ -61,7 +68,7 @@ def _lift_place(place: Place) -> tuple[Model, Lift, Lifted]:
         return model, cx, lifted
 
 
-def open_onnx(path: Path) -> Source:
+def open_onnx(path: Path, progress: Progress | None = None) -> Source:
     """Open an ONNX file, or a directory that holds one, as a source with a graph of its own.
 
     Config, generation config and tokenizer are taken from the directory.
@@ -72,7 +79,7 @@ def open_onnx(path: Path) -> Source:
         UnsupportedError: not a decoder that Hornito can run; names every node at fault.
     """
     place = find_model(path)
-    model, cx, lifted = _lift_place(place)
+    model, cx, lifted = _lift_place(place, progress or NullProgress())
     folder = place.folder
     raw = with_genai(json_object(folder / "config.json"), genai_config(folder))
     if isinstance(raw.get("text_config"), dict) and "hidden_size" not in raw:

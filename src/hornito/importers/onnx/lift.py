@@ -31,6 +31,7 @@ from hornito.importers.onnx.values import (
     Value,
     columns,
 )
+from hornito.progress import Progress
 
 _MALFORMED = (
     ValueError,
@@ -100,12 +101,13 @@ class Lift:
 
     # -- evaluation -------------------------------------------------------------------------
 
-    def run(self) -> None:
+    def run(self, progress: Progress) -> None:
         """Evaluate every node."""
         self.env.update(self.model.constants)
         self.env.update(bind_inputs(self.model, self.roles))
         for node in self.model.nodes:
             self.step(node)
+            progress.advance(1)
 
     def step(self, node: OpNode) -> None:
         """Evaluate one node; its results are in `env` afterwards."""
