@@ -89,7 +89,7 @@ def load(
     kv_bytes = None if kv_bytes is None else whole("kv_bytes", kv_bytes, 1)
     rewind_budget = whole("rewind_budget", rewind_budget, 0)
     ends = None if eos_ids is None else token_ids("eos_ids", eos_ids)
-    package = _open_model(model, weights, progress)
+    package = open_model(model, weights, progress)
     try:
         if verify:
             package.check(progress)
@@ -115,9 +115,14 @@ def load(
     )
 
 
-def _open_model(
+def open_model(
     model: str | os.PathLike[str], weights: str | None, progress: Progress | None
 ) -> Package:
+    """The package of a model, compiled into the cache where it is a source.
+
+    Raises:
+        UsageError: it is a package whose weights are stored in another type.
+    """
     path = resolve_model(model, weights)
     if path.name.endswith(".vxm"):
         package = open_package(path)

@@ -63,7 +63,8 @@ def run_tensors(arguments: argparse.Namespace) -> int:
     with ExitStack() as stack:
         device = None
         if VULKAN in (arguments.backend, arguments.ref_backend):
-            device = stack.enter_context(open_device(arguments.device))
+            features = tuple(arguments.disable_feature or ())
+            device = stack.enter_context(open_device(arguments.device, disable_features=features))
         found = compare_tensors(
             graph,
             reference,

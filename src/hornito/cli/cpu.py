@@ -12,7 +12,6 @@ from hornito.errors import UsageError
 
 if TYPE_CHECKING:
     from hornito.package import Package
-    from hornito.progress import Progress
 
 LOUD = (
     "hornito: --backend cpu: the numpy reference evaluator runs this, not the GPU: slow, and for "
@@ -37,6 +36,7 @@ def run_text(arguments: argparse.Namespace, prompt: str | list[int]) -> int:
         UsageError: an option that only the GPU path has.
     """
     from hornito.diag.compare_decoder import NumpySide, StoredWeights
+    from hornito.loading import open_model
     from hornito.package.model import model_graph
     from hornito.progress import TerminalProgress
 
@@ -48,7 +48,7 @@ def run_text(arguments: argparse.Namespace, prompt: str | list[int]) -> int:
     say_cpu()
     with (
         TerminalProgress() as progress,
-        _open(arguments, progress) as package,
+        open_model(arguments.model, arguments.weights, progress) as package,
     ):
         progress.finish()
         facts = package.manifest.facts
@@ -71,19 +71,6 @@ def run_text(arguments: argparse.Namespace, prompt: str | list[int]) -> int:
         text = _text(package, [token for token in tokens if token not in ends])
     _print(arguments, text, tokens, reason, seconds)
     return 0
-
-
-def _open(arguments: argparse.Namespace, progress: Progress) -> Package:
-    from hornito.cache import resolve_model
-    from hornito.compiler import compile_cached, is_package
-    from hornito.package import open_package
-
-    path = resolve_model(arguments.model, arguments.weights)
-    if not is_package(path):
-        path = compile_cached(path, arguments.weights, progress)
-    elif arguments.weights is not None:
-        raise UsageError(f"{arguments.model} is a package: its weights are stored already")
-    return open_package(path)
 
 
 def _ids(arguments: argparse.Namespace, package: Package, prompt: str | list[int]) -> list[int]:

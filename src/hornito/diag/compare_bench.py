@@ -20,6 +20,7 @@ from hornito.diag.compare_values import (
 from hornito.errors import ContextOverflowError, UsageError
 from hornito.graph.graph import Graph
 from hornito.graph.passes import ORDER
+from hornito.loading import open_model
 from hornito.ops.variants import Choices
 from hornito.package import Package, open_package
 from hornito.package.model import model_graph
@@ -28,6 +29,7 @@ from hornito.plan.plan import PlanOptions
 from hornito.progress import NullProgress, Progress
 from hornito.runtime.engine import Engine
 from hornito.runtime.memory import fit_context
+from hornito.runtime.settle import KernelPolicy
 from hornito.vk.device import open_device
 
 if TYPE_CHECKING:
@@ -44,13 +46,13 @@ class Settings:
     """How to compare.
 
     Attributes:
-        device, context, precision, kv_half, weights: of the model, as `hornito.load` takes them.
+        device, context, precision, kv_half, weights, slots, verify, tune, submission_ms,
+            disable_features: of the model, as `hornito.load` takes them. More slots than one bring
+            the batch buckets.
         backend, ref_backend: what runs either side, `vulkan` or `cpu` (the numpy evaluator).
         ref_weights: storage type of a reference that is compiled.
         disabled_passes: graph passes to leave out of the model.
         fp32_tensors: patterns of nodes, values or weights whose products keep fp32 operands.
-        slots: sequences of a call; more than one brings the batch buckets.
-        verify: check every byte of the model's package first.
         steps: tokens to decode behind the prompt, the reference's greedy ones.
         relative, cosine: tolerances; None for those of the precision and the weights.
         dumps: (pattern, folder) of values to write.
@@ -61,13 +63,16 @@ class Settings:
     precision: str = "normal"
     kv_half: bool = True
     weights: str | None = None
+    slots: int = 1
+    verify: bool = False
+    tune: str | None = None
+    submission_ms: float | None = None
+    disable_features: tuple[str, ...] = ()
     backend: str = VULKAN
     ref_backend: str = CPU
     ref_weights: str | None = None
     disabled_passes: tuple[str, ...] = ()
     fp32_tensors: tuple[str, ...] = ()
-    slots: int = 1
-    verify: bool = False
     steps: int = 4
     relative: float | None = None
     cosine: float | None = None
@@ -107,7 +112,9 @@ class Workbench:
         self.reference_name = reference
         self.device: Device | None = None
         if VULKAN in (settings.backend, settings.ref_backend):
-            self.device = stack.enter_context(open_device(settings.device))
+            self.device = stack.enter_context(
+                open_device(settings.device, disable_features=settings.disable_features)
+            )
         self.context = self._context()
         ref_package = self._reference_package(stack, reference)
         ref_graph = model_graph(ref_package)
@@ -136,9 +143,7 @@ class Workbench:
                 f"{self.model} is a package: its passes ran when it was compiled. Give its source "
                 "to switch one off (--disable-pass)"
             )
-        if self.settings.weights is not None:
-            raise UsageError(f"{self.model} is a package: its weights are stored already")
-        return open_package(self.model)
+        return open_model(self.model, self.settings.weights, self.progress)
 
     def _compiled(self, source: Path, weights: str | None, disabled: Collection[str]) -> Package:
         number = len(list(self._folder.iterdir()))
@@ -168,9 +173,7 @@ class Workbench:
                 "instead of the package to see a wrong pass, too"
             )
             return self.package
-        if weights is not None:
-            raise UsageError(f"{source} is a package: its weights are stored already")
-        return stack.enter_context(open_package(source))
+        return stack.enter_context(open_model(source, weights, self.progress))
 
     def _context(self) -> int:
         facts = self.package.manifest.facts
@@ -249,9 +252,16 @@ class Workbench:
     @contextmanager
     def _engine(self, package: Package, graph: Graph, options: PlanOptions) -> Iterator[DeviceSide]:
         assert self.device is not None
-        precision = self.settings.precision
         engine = Engine(
-            self.device, package, graph, options, (), self.progress, precision=precision
+            self.device,
+            package,
+            graph,
+            options,
+            (),
+            self.progress,
+            precision=self.settings.precision,
+            policy=KernelPolicy(tune=self.settings.tune),
+            submission_ms=self.settings.submission_ms,
         )
         try:
             yield DeviceSide(engine)
