@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 from hornito.answer import Answer, join
@@ -493,6 +494,11 @@ class LLM:
         Later prompts are evaluated one token at a time.
         """
         return self.engine.release_prefill()
+
+    @property
+    def package_path(self) -> Path:
+        """The package's file."""
+        return self._package.path
 
     @property
     def device_line(self) -> str:

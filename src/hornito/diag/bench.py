@@ -7,14 +7,17 @@ program are not comparable on a shared machine.
 
 from __future__ import annotations
 
+import gc
 import resource
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from hornito.diag.bench_report import BenchReport, BenchRow, quantile
 from hornito.errors import UsageError
 from hornito.progress import Progress
 from hornito.runtime.decode import decode
@@ -23,74 +26,30 @@ from hornito.runtime.session import Session
 if TYPE_CHECKING:
     from hornito.api import LLM
 
-
-@dataclass(frozen=True, slots=True)
-class BenchRow:
-    """One test: tokens a second (median, least, 90th percentile) and what they mean in time.
-
-    Attributes:
-        test: `pp<n>` or `tg<n>`, with `@d<n>` behind a context of n tokens.
-        tokens, depth: evaluated or generated tokens, and the context before them.
-        median, least, p90: tokens a second.
-        median_ms: milliseconds to the first token (pp) or for each token (tg).
-        host_share: processor time over wall time of this process.
-    """
-
-    test: str
-    tokens: int
-    depth: int
-    median: float
-    least: float
-    p90: float
-    median_ms: float
-    host_share: float
+Test = tuple[int, str, int]
+"""Depth, `pp` or `tg`, and tokens."""
 
 
 @dataclass(frozen=True, slots=True)
-class BenchReport:
-    """Rows with everything that they depend on."""
+class _Run:
+    """One run of a test: wall and processor seconds, those of the calling thread, objects that
+    were kept, and seconds of each token (tg)."""
 
-    model: str
-    device: str
-    weights: str
-    precision: str
-    kv: str
-    context: int
-    steps_per_submission: int
-    runs: int
-    load_seconds: float
-    device_bytes: int
-    max_rss_bytes: int
-    rows: tuple[BenchRow, ...]
+    wall: float
+    process: float
+    thread: float
+    kept: int
+    tokens: tuple[float, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON types."""
-        return asdict(self)
 
-    def to_markdown(self) -> str:
-        """A header line and a table."""
-        lines = [
-            f"{self.model}: {self.weights} weights, {self.precision}, KV {self.kv}, context "
-            f"{self.context}; {self.device}; loaded in {self.load_seconds:.2f} s, "
-            f"{self.device_bytes / 1e6:.0f} MB on the device, {self.max_rss_bytes / 1e6:.0f} MB "
-            f"resident; medians of {self.runs} runs",
-            "",
-            "| test | tok/s | least | p90 | ms | host share |",
-            "|---|---|---|---|---|---|",
-        ]
-        lines += [
-            f"| {r.test} | {r.median:.1f} | {r.least:.1f} | {r.p90:.1f} | {r.median_ms:.2f} | "
-            f"{r.host_share:.0%} |"
-            for r in self.rows
-        ]
-        return "\n".join(lines)
-
-    def to_csv(self) -> str:
-        """The rows, one a line."""
-        names = list(BenchRow.__dataclass_fields__)
-        lines = [",".join(names)]
-        lines += [",".join(str(getattr(row, name)) for name in names) for row in self.rows]
-        return "\n".join(lines)
+def tests_of(prompts: Sequence[int], generate: Sequence[int], depths: Sequence[int]) -> list[Test]:
+    """Every prompt length and generation length behind every depth."""
+    return [
+        (depth, kind, n)
+        for depth in depths
+        for kind, ns in (("pp", prompts), ("tg", generate))
+        for n in ns
+    ]
 
 
 def bench(
@@ -98,14 +57,12 @@ def bench(
     *,
     model: str,
     load_seconds: float,
-    prompts: Sequence[int],
-    generate: Sequence[int],
-    depths: Sequence[int],
+    tests: Sequence[Test],
     runs: int,
     progress: Progress,
     done: Callable[[BenchRow], None] | None = None,
 ) -> BenchReport:
-    """Measure every prompt length and generation length behind every depth.
+    """Measure the tests.
 
     A first, uncounted run of each row records command buffers and, on software drivers, compiles.
 
@@ -115,12 +72,6 @@ def bench(
     Raises:
         UsageError: a row does not fit the context.
     """
-    tests = [
-        (depth, kind, n)
-        for depth in depths
-        for kind, ns in (("pp", prompts), ("tg", generate))
-        for n in ns
-    ]
     for depth, kind, n in tests:
         if depth + n > llm.context:
             raise UsageError(
@@ -151,6 +102,7 @@ def bench(
         load_seconds=load_seconds,
         device_bytes=llm.engine.memory.total,
         max_rss_bytes=_max_rss(),
+        anonymous_bytes=anonymous_bytes(),
         rows=tuple(rows),
     )
 
@@ -160,38 +112,64 @@ def prompt_ids(count: int, vocabulary: int) -> list[int]:
     return [(1 + 7 * i) % vocabulary for i in range(count)]
 
 
-def _once(llm: LLM, depth: int, kind: str, n: int) -> tuple[float, float]:
-    """(wall seconds, processor seconds) of one run of a row."""
+def _once(llm: LLM, depth: int, kind: str, n: int) -> _Run:
+    """One run of a row."""
     ids = prompt_ids(depth + n, llm.engine.vocabulary)
     with Session(llm.engine) as session:
         before = depth if kind == "pp" else max(1, depth)
         if before:
             session.prefill(ids[:before])
-        wall, cpu = time.perf_counter(), time.process_time()
+        gc.collect()
+        objects = sys.getallocatedblocks()
+        wall, process, thread = time.perf_counter(), time.process_time(), time.thread_time()
+        tokens: list[float] = []
         if kind == "pp":
             session.prefill(ids[depth:])
         else:
-            steps = llm.steps_per_submission
-            runs = decode([session], [n], ignore_eos=True, steps=steps)
-            made = sum(len(new) for (new,) in runs)
-            if made != n:
-                raise UsageError(f"tg{n} behind {depth} tokens gave {made} tokens")
-        return time.perf_counter() - wall, time.process_time() - cpu
+            tokens = _generate(llm, session, n)
+            if len(tokens) != n:
+                raise UsageError(f"tg{n} behind {depth} tokens gave {len(tokens)} tokens")
+        run = _Run(
+            time.perf_counter() - wall,
+            time.process_time() - process,
+            time.thread_time() - thread,
+            sys.getallocatedblocks() - objects - len(tokens),
+            tuple(tokens),
+        )
+        return run
 
 
-def _row(depth: int, kind: str, n: int, measured: Sequence[tuple[float, float]]) -> BenchRow:
-    speeds = sorted(n / wall for wall, _ in measured)
-    median = statistics.median(speeds)
-    wall = statistics.median(wall for wall, _ in measured)
+def _generate(llm: LLM, session: Session, count: int) -> list[float]:
+    """Seconds of each new token: those of its submission, in equal parts."""
+    tokens: list[float] = []
+    at = time.perf_counter()
+    steps = llm.steps_per_submission
+    for (new,) in decode([session], [count], ignore_eos=True, steps=steps):
+        now = time.perf_counter()
+        tokens += [(now - at) / len(new)] * len(new)
+        at = now
+    return tokens
+
+
+def _row(depth: int, kind: str, n: int, measured: Sequence[_Run]) -> BenchRow:
+    speeds = sorted(n / run.wall for run in measured)
+    if kind == "pp":
+        times = [1e3 * run.wall for run in measured]
+    else:
+        times = [1e3 * seconds for run in measured for seconds in run.tokens]
     return BenchRow(
         test=f"{kind}{n}" + (f"@d{depth}" if depth else ""),
         tokens=n,
         depth=depth,
-        median=median,
+        median=statistics.median(speeds),
         least=speeds[0],
-        p90=speeds[min(len(speeds) - 1, int(0.9 * len(speeds)))],
-        median_ms=1e3 * wall / (1 if kind == "pp" else n),
-        host_share=statistics.median(cpu / wall for wall, cpu in measured),
+        p90=quantile(speeds, 0.9),
+        median_ms=statistics.median(times),
+        least_ms=min(times),
+        p90_ms=quantile(times, 0.9),
+        host_share=statistics.median(run.process / run.wall for run in measured),
+        host_us=statistics.median(1e6 * run.thread / n for run in measured),
+        kept_objects=statistics.median(run.kept / n for run in measured),
     )
 
 
@@ -199,3 +177,13 @@ def _max_rss() -> int:
     """Largest resident memory of this process in bytes; Linux counts kB, macOS bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
+
+
+def anonymous_bytes() -> int | None:
+    """Resident memory of this process that no file backs; None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    found = [line.split() for line in lines if line.startswith("RssAnon:")]
+    return int(found[0][1]) * 1024 if found else None

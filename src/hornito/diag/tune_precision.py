@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hornito
-from hornito.diag.bench import BenchRow, bench
+from hornito.diag.bench import bench, tests_of
+from hornito.diag.bench_report import BenchRow
 from hornito.diag.quality import Quality, evaluate
 from hornito.errors import UsageError
 from hornito.progress import Progress
@@ -126,9 +127,7 @@ def _speed(llm: LLM, model: str, amounts: Amounts, progress: Progress) -> tuple[
         llm,
         model=model,
         load_seconds=0.0,
-        prompts=[prompt],
-        generate=[answer],
-        depths=[0],
+        tests=tests_of([prompt], [answer], [0]),
         runs=amounts.runs,
         progress=progress,
     )
