@@ -33,7 +33,7 @@ VERBS = {
     "check": "say whether every node of a model runs on the GPU, and name those that don't",
     "verify": "check every byte of a package",
     "bench": "measure prompt and generation speed",
-    "tune": "find out which precision is best for a model on this device",
+    "tune": "find out which kernels, or which precision, are best for a model on this device",
     "profile": "show where the GPU's time goes, by kernel",
     "compare": "compare a model on the GPU with a reference, value by value",
     "devices": "list the Vulkan devices of this machine",
