@@ -13,8 +13,13 @@ import pytest
 
 from tree import ROOT
 
-#: `embeddings` runs a model of tensors: tests/tensor/test_example.py.
-EXAMPLES = sorted(p for p in (ROOT / "examples").glob("*.py") if p.stem != "embeddings")
+#: `embeddings` runs a model of tensors (tests/tensor/test_example.py), `openai_...` ask a server
+#: (tests/serve/test_cli_serve.py).
+EXAMPLES = sorted(
+    p
+    for p in (ROOT / "examples").glob("*.py")
+    if p.stem != "embeddings" and not p.stem.startswith("openai_")
+)
 
 #: What each prints about the tiny model, whose text is random.
 LINES = {

@@ -7,6 +7,7 @@ from importlib.resources import files
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -74,7 +75,7 @@ def make_app(
 
     async def health(request: Request) -> Response:
         try:
-            facts = service.health()
+            facts = await run_in_threadpool(service.health)
         except DeviceLostError as error:
             facts = {"status": "device lost", "error": str(error)}
         return JSONResponse(facts, status_code=200 if facts["status"] == "ok" else 503)

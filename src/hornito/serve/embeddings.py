@@ -96,8 +96,8 @@ class EmbeddingService:
 
     def health(self) -> dict[str, Any]:
         """What the server does; DeviceLostError when the device is gone."""
+        self._encoder.check_device()
         device = self._encoder.device
-        device.completed()
         return {
             "status": "ok",
             "model": self._defaults.model,

@@ -88,7 +88,7 @@ class Encoder:
     Attributes:
         most: tokens of the longest input.
         width: numbers of an embedding.
-        vocabulary: how many ids the tokenizer has; without one, how many int32 holds.
+        vocabulary: rows of the table that ids are looked up in.
         tokenizer: None when inputs must be token ids.
     """
 
@@ -104,15 +104,14 @@ class Encoder:
         Raises:
             UsageError: it is no encoder of text, or there is no such file.
         """
+        self.tokenizer = _read_tokenizer(package, tokenizer)
         self.buckets = sorted((pooled(b) for b in load_buckets(package)), key=_length)
         self.most = _length(self.buckets[-1])
         self.width = self.buckets[0].graph.values[_result(self.buckets[0])].shape[-1]
-        self.tokenizer = _read_tokenizer(package, tokenizer)
-        self.vocabulary = 1 << 31
+        self.vocabulary = _table_rows(self.buckets[0].graph)
         if self.tokenizer is not None:
             self.tokenizer.no_truncation()
             self.tokenizer.no_padding()
-            self.vocabulary = self.tokenizer.get_vocab_size()
         self._open = open_one
         self._lock = threading.Lock()
         self._closed = False
@@ -170,11 +169,29 @@ class Encoder:
             model = self._models.model(bucket)
             found = model.run({name: arrays[name] for name in bucket.graph.inputs})[RESULT]
         except DeviceLostError:
-            self._models.close()
-            self.device.close()
-            self._start()
+            self._restart()
             raise
         return found[: len(inputs), 0].astype(np.float32)
+
+    def _restart(self) -> None:
+        self._models.close()
+        self.device.close()
+        self._start()
+
+    def check_device(self) -> None:
+        """Ask the driver whether the device is still there; when it is not, get it back.
+
+        Raises:
+            DeviceLostError: it was not.
+        """
+        device = self.device
+        try:
+            device.completed()
+        except DeviceLostError:
+            with self._lock:
+                if self.device is device and not self._closed:
+                    self._restart()
+            raise
 
     def close(self) -> None:
         """Free everything; a second call does nothing."""
@@ -187,6 +204,18 @@ class Encoder:
 
 def _length(bucket: Bucket) -> int:
     return bucket.shapes()["input_ids"][1]
+
+
+def _table_rows(graph: TensorGraph) -> int:
+    """Rows of the smallest table that is indexed by the ids; what int32 holds when none is."""
+    names = {"input_ids"}
+    rows = [(1 << 31) - 1]
+    for node in graph.nodes:
+        if node.op in ("alias", "map", "view") and set(node.inputs) <= names:
+            names.update(node.outputs)
+        elif node.op == "gather" and node.inputs[1] in names and node.inputs[0] in graph.constants:
+            rows.append(graph.values[node.inputs[0]].shape[0])
+    return min(rows)
 
 
 def _result(bucket: Bucket) -> str:

@@ -112,17 +112,20 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: the address is in use, or none of this machine's.
     """
+    made = None
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        family, kind, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        made = socket.socket(family, kind, protocol)
+        made = socket.socket(family, kind)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
+        if made is not None:
+            made.close()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UsageError(
-            f"can't listen on {host}:{port}: {error.strerror or error}; choose another with --host "
-            "and --port"
+            f"can't listen on {host}:{port}: {reason}; choose another with --host and --port"
         ) from error
     return made
 

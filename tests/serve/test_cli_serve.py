@@ -1,0 +1,140 @@
+"""`hornito serve` as a process: what it prints, how it ends, what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from hornito.cli.main import main
+from serving import parse_events, texts
+from tree import ROOT
+
+pytestmark = pytest.mark.gpu
+
+
+@contextmanager
+def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """The process, its URL, and the lines on stderr so far."""
+    command = [sys.executable, "-m", "hornito", "serve", *arguments, "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    lines: list[str] = []
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)
+            if found := re.search(r"listening on (http://\S+)", line):
+                # Everything behind is read, so that the process never waits for us.
+                rest = threading.Thread(target=lambda: lines.extend(process.stderr or ()))
+                rest.start()
+                yield process, found[1], lines
+                process.kill()
+                rest.join()
+                return
+        raise AssertionError("".join(lines))
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_sigterm_lets_answers_finish(text_model: Path) -> None:
+    """The running answer comes to its end, no new one begins, and the exit code is 0."""
+    arguments = [str(text_model), "--context", "512", "--slots", "1", "--temp", "0"]
+    with started(*arguments, "--name", "mine") as (process, url, lines):
+        assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ok"
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "mine"
+        body = {"model": "mine", "prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": True}
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60
+        ) as answer:
+            pieces = answer.iter_text()
+            text = next(pieces)
+            process.send_signal(signal.SIGTERM)
+            text += "".join(pieces)
+        events = parse_events(text)
+        assert events[-1] == "[DONE]" and events[-2]["choices"][0]["finish_reason"] == "length"
+        assert len(texts(events)) > 300
+        assert process.wait(60) == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{url}/health")
+    text = "".join(lines)
+    assert "every tensor operation on the device" in text and "Traceback" not in text
+    assert "warning: everyone" not in text
+
+
+def test_ctrl_c(text_model: Path) -> None:
+    with started(str(text_model), "--host", "0.0.0.0", "--queue", "2") as (process, url, lines):
+        port = url.rpartition(":")[2]
+        httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).raise_for_status()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    assert any("--api-key KEY" in line for line in lines)
+    assert "Traceback" not in "".join(lines)
+
+
+def test_errors_before_anything_is_loaded(
+    text_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", str(text_model), "--port", str(port)]) == 2
+    assert f"can't listen on 127.0.0.1:{port}" in capsys.readouterr().err
+    assert main(["serve", str(text_model), "--port", "0", "--cors-origin", "*"]) == 2
+    assert "not *" in capsys.readouterr().err
+    assert main(["serve", str(text_model), "--port", "0", "--tokenizer", "t.json"]) == 2
+    assert "--tokenizer is for encoders" in capsys.readouterr().err
+    assert main(["serve", "no-such-model", "--port", "0"]) == 2
+
+
+def test_an_encoder(tmp_path: Path) -> None:
+    """A package of tensors that encodes text is served as one."""
+    onnx = pytest.importorskip("onnx")
+    assert onnx
+    from serve_samples import write_encoder
+
+    write_encoder(tmp_path)
+    with started(str(tmp_path / "bert.vxm")) as (process, url, lines):
+        answer = httpx.post(
+            f"{url}/v1/embeddings", json={"model": "bert", "input": ["a cat", "a"]}, timeout=60
+        )
+        assert [len(one["embedding"]) for one in answer.json()["data"]] == [48, 48]
+        process.terminate()
+        assert process.wait(60) == 0
+    assert any("encoder of 48 numbers" in line for line in lines)
+
+
+def test_examples(text_model: Path) -> None:
+    pytest.importorskip("openai")
+    found = [ROOT / "examples" / f"openai_{name}.py" for name in ("chat", "stream")]
+    with started(str(text_model), "--name", "model") as (_, url, _lines):
+        for path in found:
+            done = subprocess.run(
+                [sys.executable, str(path), f"{url}/v1", "hello"],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+            )
+            assert done.returncode == 0, done.stderr
+            assert done.stdout.strip() and len(path.read_text().splitlines()) <= 40
+
+
+def test_the_benchmark(text_model: Path) -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "serve_clients.py"), str(text_model)]
+    command += ["--clients", "1", "3", "--tokens", "12", "--prompt", "20", "--context", "128"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert [row["clients"] for row in report["rows"]] == [1, 3]
+    assert all(row["tokens"] == 12 * row["requests"] for row in report["rows"])
