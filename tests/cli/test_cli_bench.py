@@ -200,6 +200,8 @@ def test_profile_covers_every_dispatch(
     calls = {call["call"]: call for call in report["calls"]}
     assert set(calls) == {"chunk 64", "batch 1"}  # a chunk of 256 leaves no room for a step
     step = calls["batch 1"]
+    for row in step["kernels"]:
+        assert row["of_copy"] == pytest.approx(row["gbps"] / report["copy_gbps"])
     launches = sum(row["launches"] for row in step["kernels"])
     events = [e for e in json.loads(trace.read_text())["traceEvents"] if e["tid"] == "batch 1"]
     assert launches == len(events) > 20

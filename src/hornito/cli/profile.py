@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
             {
                 "device": device,
                 "copy_gbps": bandwidth,
-                "calls": [row.to_dict() for row in found],
+                "calls": [row.to_dict(bandwidth) for row in found],
             }
         )
         return 0

@@ -6,14 +6,14 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornito.diag.bench import prompt_ids
 from hornito.errors import UsageError
 from hornito.ops.base import Dispatch
-from hornito.plan.recording import record_timed
+from hornito.plan.recording import SEGMENT_DISPATCHES, record_timed
 from hornito.progress import NullProgress, Progress
 from hornito.runtime.session import Session
 from hornito.streaming import telling
@@ -54,10 +54,13 @@ class Profile:
     kernels: tuple[KernelTime, ...]
     events: tuple[tuple[str, str, float, float], ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """As plain JSON types, without the events."""
+    def to_dict(self, copy_gbps: float) -> dict[str, Any]:
+        """As plain JSON types, without the events; `of_copy` is each kernel's part of the speed of
+        a copy on the device."""
         data = asdict(self)
         del data["events"]
+        for row in data["kernels"]:
+            row["of_copy"] = row["gbps"] / copy_gbps
         return data
 
 
@@ -137,30 +140,36 @@ def _timed(llm: LLM, kind: str, rows: int, depth: int, progress: Progress) -> Pr
     engine = llm.engine
     bucket = engine.plan.buckets[kind, rows]
     programs = [bucket.body, bucket.tails["argmax"]]
-    recorder = record_timed(
-        engine.device, engine.pipelines, programs, lambda operand: engine.address(kind, operand)
+    recorders = record_timed(
+        engine.device,
+        engine.pipelines,
+        programs,
+        lambda operand: engine.address(kind, operand),
+        engine.pacer.segment(kind, SEGMENT_DISPATCHES),
     )
     dispatches = [d for program in programs for d in program.dispatches]
     progress.start(f"timing {kind} {rows}", REPEATS)
     try:
         runs = []
         for _ in range(REPEATS):
-            engine.wait(engine.submit([], [recorder]))
-            runs.append(engine.device.read_timestamps(recorder))
+            engine.wait(engine.submit([], recorders))
+            stamps = [engine.device.read_timestamps(recorder) for recorder in recorders]
+            runs.append([b - a for times in stamps for a, b in pairwise(times)])
             progress.advance()
     finally:
         progress.finish()
-        recorder.free()
-    times = min(runs, key=lambda stamps: stamps[-1] - stamps[0])
-    spans = [b - a for a, b in pairwise(times)]
+        for recorder in recorders:
+            recorder.free()
+    spans = min(runs, key=sum)
+    starts = [0, *accumulate(spans)]
     return Profile(
         call=f"{kind} {rows}",
         depth=depth,
         milliseconds=sum(spans) / 1e6,
         kernels=_by_kernel(dispatches, spans),
         events=tuple(
-            (d.kernel, d.node, float(at - times[0]), float(span))
-            for d, at, span in zip(dispatches, times, spans, strict=False)
+            (d.kernel, d.node, float(at), float(span))
+            for d, at, span in zip(dispatches, starts, spans, strict=False)
         ),
     )
 

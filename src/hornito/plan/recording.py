@@ -95,22 +95,31 @@ def record(
 
 
 def record_timed(
-    device: Device, pipelines: Pipelines, programs: Sequence[Program], address: AddressOf
-) -> Recorder:
-    """One recording with a timestamp before and after every dispatch, for profiles."""
-    recorder = device.command_buffer("timed")
-    recorder.timestamp(0)
-    count = 0
-    for program in programs:
-        for dispatch in program.dispatches:
+    device: Device,
+    pipelines: Pipelines,
+    programs: Sequence[Program],
+    address: AddressOf,
+    segment: int = SEGMENT_DISPATCHES,
+) -> list[Recorder]:
+    """Recordings with a timestamp before and after every dispatch, for profiles.
+
+    Args:
+        segment: most dispatches of one recording.
+    """
+    dispatches = [dispatch for program in programs for dispatch in program.dispatches]
+    segments: list[Recorder] = []
+    for start in range(0, len(dispatches), segment):
+        recorder = device.command_buffer("timed")
+        recorder.timestamp(0)
+        for count, dispatch in enumerate(dispatches[start : start + segment]):
             recorder.dispatch(
                 pipelines.of(dispatch), push_bytes(dispatch, address), dispatch.groups
             )
             recorder.barrier()
-            count += 1
-            recorder.timestamp(count)
-    recorder.end()
-    return recorder
+            recorder.timestamp(count + 1)
+        recorder.end()
+        segments.append(recorder)
+    return segments
 
 
 def push_bytes(dispatch: Dispatch, address: AddressOf) -> bytes:
