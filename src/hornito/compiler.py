@@ -6,7 +6,7 @@ import hashlib
 import importlib
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,21 +17,27 @@ from hornito.errors import FormatError, UnsupportedError, UsageError
 from hornito.graph.checks import DTYPES
 from hornito.graph.graph import Graph, Weight
 from hornito.graph.passes import PassReport, run_passes
-from hornito.graph.storage import KEEP, assign_formats, check_choice, format_counts
+from hornito.graph.storage import KEEP, Storage, assign_formats, format_counts
 from hornito.importers import Source, open_source
 from hornito.ops.base import BLOCK_POSITIONS, head_ids
 from hornito.ops.rope import original_max
 from hornito.package import open_package, write_package
+from hornito.package.reader import Package
 from hornito.package.writer import TensorData
 from hornito.plan.plan import kv_kinds, weight_sizes
 from hornito.progress import NullProgress, Progress
 from hornito.provenance import remember_source, source_files, source_hash
+from hornito.quant.choice import DEFAULT_QUANTISATION, Quantisation
 from hornito.quant.formats import weight_format
 from hornito.quant.ggml import is_quantised
 from hornito.quant.storage import PackedData, pack
+from hornito.rounding import rounded, storage_of
 from hornito.support import support_report
 
 DEFAULT_WEIGHTS = "fp16"
+_PLAIN = (0, 1)
+"""Numbers of the formats fp32, fp16 and bf16."""
+
 _CACHED_NAME_BYTES = 160
 DEFAULT = "default"
 """In names of cached packages: `keep` for sources with quantised tensors, `fp16` for others."""
@@ -69,7 +75,7 @@ class CompileReport:
 
 
 def build_graph(
-    source: Source, weights: str, disabled_passes: Collection[str] = ()
+    source: Source, weights: str | Storage, disabled_passes: Collection[str] = ()
 ) -> tuple[Graph, int, list[PassReport]]:
     """The graph of a source after passes, the node count before, and what the passes did.
 
@@ -79,14 +85,14 @@ def build_graph(
         UsageError: an unknown weight type or pass.
         UnsupportedError: the model has something that Hornito does not run.
     """
-    check_choice(weights)
+    storage = Storage(weights) if isinstance(weights, str) else weights
     graph: Graph
     if source.builder is not None:
         graph = source.builder("fp32")
     else:
         module = importlib.import_module(f"hornito.models.{source.model_type}")
         graph = module.build(source.config, source.tensors, "fp32")
-    source.warnings += assign_formats(graph, weights)
+    source.warnings += assign_formats(graph, storage)
     graph.check()
     before = len(graph.nodes)
     reports = run_passes(graph, disabled_passes)
@@ -98,31 +104,35 @@ def compile_source(
     out: str | os.PathLike[str],
     *,
     weights: str | None = None,
+    quantisation: Quantisation = DEFAULT_QUANTISATION,
     disabled_passes: Collection[str] = (),
     progress: Progress | None = None,
 ) -> CompileReport:
-    """Compile a checkpoint into a package. No device is needed.
+    """Compile a checkpoint into a package. A device is needed for `int4` and `int4m` weights alone,
+    and not for them when `quantisation` says 0 samples.
 
     Args:
         src: a GGUF file, a Hugging Face directory, an ONNX decoder (file or directory), or a
             package, whose matrices are stored anew.
         out: the package to write; replaced when it exists.
-        weights: how matrices are stored: `fp32`, `fp16`, `bf16`, `int8`, `int4`, or `keep` (as the
-            source holds them); None is `keep` for a source with quantised tensors, else `fp16`.
-            Vectors stay fp32.
+        weights: how matrices are stored: `fp32`, `fp16`, `bf16`, `int8`, `int4`, `int4m`, or `keep`
+            (as the source holds them); None is `keep` for a source with quantised tensors, else
+            `fp16`. Vectors stay fp32.
+        quantisation: how they are rounded to `int8`, `int4` and `int4m`.
         disabled_passes: graph passes to leave out, by name.
         progress: told about the bytes written.
 
     Raises:
         UsageError, UnsupportedError, FormatError: the source can't be compiled, and why.
+        NoDeviceError: one is needed.
     """
     began = time.monotonic()
     progress = progress or NullProgress()
     if is_package(src):
-        return _recompile(src, out, weights or DEFAULT_WEIGHTS, progress, began)
+        return _recompile(src, out, weights or DEFAULT_WEIGHTS, quantisation, progress, began)
     source = open_source(src)
-    weights = weights or default_weights(source)
-    graph, before, passes = build_graph(source, weights, disabled_passes)
+    storage = storage_of(weights or default_weights(source), quantisation)
+    graph, before, passes = build_graph(source, storage, disabled_passes)
     used = _tensors_used(graph)
     left = sorted(set(source.tensors) - used)
     if left:
@@ -130,7 +140,21 @@ def compile_source(
             f"{source.path}: {len(left)} tensors would be left out of the graph: "
             + ", ".join(left[:8])
         )
-    size = write_graph(out, source, graph, weights, before, passes, progress)
+
+    def plain(folder: Path) -> Path:
+        """The same graph in fp16, for calibration."""
+        said = list(source.warnings)
+        twin, nodes, reports = build_graph(source, "fp16", disabled_passes)
+        source.warnings[:] = said
+        path = folder / "plain.vxm"
+        write_graph(path, source, twin, "fp16", nodes, reports, progress)
+        return path
+
+    with rounded(graph, storage, quantisation, plain, Path(out), progress) as rounding:
+        source.warnings += rounding.warnings
+        size = write_graph(
+            out, source, graph, storage.weights, before, passes, progress, rounding.record
+        )
     progress.finish()
     return CompileReport(
         path=str(out),
@@ -165,8 +189,13 @@ def write_graph(
     nodes_before: int,
     passes: Sequence[PassReport],
     progress: Progress | None = None,
+    rounding: Mapping[str, Any] | None = None,
 ) -> int:
-    """Write the package of a graph after passes, and return its size in bytes."""
+    """Write the package of a graph after passes, and return its size in bytes.
+
+    Args:
+        rounding: what the manifest says of how matrices were rounded.
+    """
     blobs = {}
     if source.tokenizer_json is not None:
         blobs["tokenizer.json"] = source.tokenizer_json
@@ -179,20 +208,28 @@ def write_graph(
         [_tensor(name, weight) for name, weight in graph.weights.items()],
         blobs,
         source.generation_config,
-        {"weights": weights, "formats": format_counts(graph)},
+        _quant_record(graph, weights, rounding),
         _support(graph, source, nodes_before, _counts(passes)),
         _provenance(source),
         progress,
     )
 
 
+def _quant_record(graph: Graph, weights: str, rounding: Mapping[str, Any] | None) -> dict[str, Any]:
+    record: dict[str, Any] = {"weights": weights, "formats": format_counts(graph)}
+    return {**record, "rounding": dict(rounding)} if rounding else record
+
+
 def compile_cached(
-    src: str | os.PathLike[str], weights: str | None, progress: Progress | None = None
+    src: str | os.PathLike[str],
+    weights: str | None,
+    progress: Progress | None = None,
+    device: str | int | None = None,
 ) -> Path:
     """The package of a source in the cache, compiled when it is not there yet.
 
     The name holds the source's path, size and time, the weights (`default` for None) and Hornito's
-    version.
+    version. `device` is where 4-bit weights are calibrated.
     """
     import hornito
 
@@ -210,7 +247,9 @@ def compile_cached(
     out = models_directory() / f"{name}-{label}-{digest}.vxm"
     if not os.path.exists(out):
         prepare_models_directory()
-        compile_source(path, out, weights=weights, progress=progress)
+        compile_source(
+            path, out, weights=weights, quantisation=Quantisation(device=device), progress=progress
+        )
     note_use(out, path)
     return out
 
@@ -276,10 +315,15 @@ def _recompile(
     src: str | os.PathLike[str],
     out: str | os.PathLike[str],
     weights: str,
+    quantisation: Quantisation,
     progress: Progress,
     began: float,
 ) -> CompileReport:
-    """Store the matrices of a package anew; graph, files and facts stay."""
+    """Store the matrices of a package anew; graph, files and facts stay.
+
+    No matrix is given more bits than the package has for it.
+    """
+    storage = storage_of(weights, quantisation)
     if weights == KEEP:
         raise UsageError(f"{src} is a package: `keep` would copy it; name a storage type")
     with open_package(src) as package:
@@ -290,21 +334,25 @@ def _recompile(
             data = PackedData(name, weight.shape, stored, partial(package.tensor, name))
             graph.weights[name] = replace(weight, data=data)
         before = manifest.quant.get("weights")
-        warnings = assign_formats(graph, weights)
-        if before not in ("fp32", "fp16", "bf16"):
-            warnings.append(f"the package was {before} already: what that lost stays lost")
-        size = write_package(
-            out,
-            graph.to_json(),
-            manifest.facts,
-            [_tensor(name, weight) for name, weight in graph.weights.items()],
-            {name: package.blob(name) for name in package.blobs},
-            manifest.generation,
-            {"weights": weights, "formats": format_counts(graph), "from": before},
-            manifest.support,
-            manifest.source,
-            progress,
-        )
+        stored_before = {name: weight.dtype for name, weight in graph.weights.items()}
+        warnings = assign_formats(graph, storage)
+        warnings += _without_gain(graph, stored_before, package, weights)
+        given = Path(src)
+        with rounded(graph, storage, quantisation, lambda _: given, Path(out), progress) as done:
+            warnings += done.warnings
+            record = {**_quant_record(graph, weights, done.record), "from": before}
+            size = write_package(
+                out,
+                graph.to_json(),
+                manifest.facts,
+                [_tensor(name, weight) for name, weight in graph.weights.items()],
+                {name: package.blob(name) for name in package.blobs},
+                manifest.generation,
+                record,
+                manifest.support,
+                manifest.source,
+                progress,
+            )
         progress.finish()
         return CompileReport(
             path=str(out),
@@ -318,6 +366,41 @@ def _recompile(
             warnings=warnings,
             support=manifest.support,
         )
+
+
+def _without_gain(
+    graph: Graph, before: Mapping[str, str], package: Package, weights: str
+) -> list[str]:
+    """Leave every matrix as the package has it that would not get smaller, and say so.
+
+    Raises:
+        UsageError: none would: the package has no more precision than it has.
+    """
+    left, changed = [], 0
+    for name, weight in graph.weights.items():
+        stored, wanted = weight_format(before[name]), weight_format(weight.dtype)
+        if not weight.matrix or stored == wanted:
+            continue
+        if wanted.nbytes(weight.shape) >= stored.nbytes(weight.shape) and not (
+            stored.number in _PLAIN and wanted.number in _PLAIN and stored.bits == wanted.bits
+        ):
+            graph.weights[name] = replace(weight, dtype=stored.name)
+            left.append(name)
+        else:
+            changed += 1
+    if not changed:
+        raise UsageError(
+            f"{package.path} holds {package.manifest.quant.get('weights')} weights, in no more "
+            f"bits than {weights} has: {weights} would claim precision that is lost. Compile the "
+            "model's source instead"
+        )
+    if not left:
+        return []
+    return [
+        f"{len(left)} matrices stay as the package has them, in no more bits: "
+        + ", ".join(left[:4])
+        + (", ..." if len(left) > 4 else "")
+    ]
 
 
 def _tensors_used(graph: Graph) -> set[str]:

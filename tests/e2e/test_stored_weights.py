@@ -15,6 +15,7 @@ from hornito.errors import UsageError
 from hornito.graph.graph import Graph
 from hornito.package import open_package
 from hornito.plan.plan import weight_sizes
+from hornito.quant.choice import Quantisation
 from hornito.runtime.session import Session
 from tiny import CONTEXT, Floats
 
@@ -98,14 +99,15 @@ def test_what_is_kept_by_default(tmp_path: Path) -> None:
 
 
 def test_tables_have_eight_bits_beside_four(tmp_path: Path) -> None:
-    """In groups of 64 where rows are a multiple of that, and 4 bits in groups of 32."""
+    """In groups of 64 where rows are a multiple of that, else of 32."""
     pytest.importorskip("gguf")
     source = write_checkpoint(tmp_path / "m.gguf", NAME)
     report = hornito.compile_source(source, tmp_path / "m.vxm", weights="int4")
     with open_package(tmp_path / "m.vxm") as package:
         formats = package.manifest.quant["formats"]
     assert {name: entry["bits"] for name, entry in formats.items()} == {
-        "int4": 4.5,
+        "int4g64o8": 4.25,
+        "int4o8": 4.5,
         "int8g64": 8.25,
     }
     assert formats["int8g64"]["matrices"] == 2
@@ -143,27 +145,53 @@ def test_rounded_weights_stay_close(tmp_path: Path, weights: str, worst: float) 
 
 @gpu
 def test_a_package_is_stored_anew(tmp_path: Path) -> None:
-    """From fp32, a package gives what its source gives; what was lost before is said."""
+    """From fp32, a package gives what its source gives, byte for byte, calibration included."""
     pytest.importorskip("gguf")
     source = write_checkpoint(tmp_path / "m.gguf", NAME, quantise=MIXES["Q5_1"])
-    plain, direct, anew = (tmp_path / f"{name}.vxm" for name in ("plain", "direct", "anew"))
+    plain = tmp_path / "plain.vxm"
     hornito.compile_source(source, plain, weights="fp32")
-    hornito.compile_source(source, direct, weights="int8")
-    report = hornito.compile_source(plain, anew, weights="int8")
-    assert report.warnings == []
-    with open_package(direct) as a, open_package(anew) as b:
-        assert a.manifest.graph == b.manifest.graph and a.manifest.facts == b.manifest.facts
-        assert all(bytes(a.tensor(name)) == bytes(b.tensor(name)) for name in a.tensors)
-        assert b.manifest.quant["from"] == "fp32"
-    kept, half = tmp_path / "kept.vxm", tmp_path / "half.vxm"
+    for weights in ("int8", "fp16"):
+        direct, anew = (tmp_path / f"{name}-{weights}.vxm" for name in ("direct", "anew"))
+        hornito.compile_source(source, direct, weights=weights)
+        report = hornito.compile_source(plain, anew, weights=weights)
+        assert report.warnings == []
+        with open_package(direct) as a, open_package(anew) as b:
+            assert a.manifest.graph == b.manifest.graph and a.manifest.facts == b.manifest.facts
+            assert all(bytes(a.tensor(name)) == bytes(b.tensor(name)) for name in a.tensors)
+            assert b.manifest.quant["from"] == "fp32"
+
+
+def test_a_package_is_not_said_to_be_more_precise_than_it_is(tmp_path: Path) -> None:
+    """Matrices that would not shrink stay as they are; when none would, it is refused."""
+    pytest.importorskip("gguf")
+    source = write_checkpoint(tmp_path / "m.gguf", NAME, quantise=MIXES["mixed"])
+    kept, anew = tmp_path / "kept.vxm", tmp_path / "anew.vxm"
     hornito.compile_source(source, kept)
-    report = hornito.compile_source(kept, half, weights="fp32")
-    assert report.warnings == ["the package was keep already: what that lost stays lost"]
-    assert np.array_equal(logits_of(half), logits_of(plain))
+    for weights in ("fp32", "fp16", "int8"):
+        with pytest.raises(UsageError, match=f"holds keep.*{weights} would claim precision"):
+            hornito.compile_source(kept, anew, weights=weights)
+    assert not anew.exists()
+    part = {**kinds(*["F16"] * 6, "Q4_0"), "token_embd.weight": "Q5_0", "output.weight": "F16"}
+    source = write_checkpoint(tmp_path / "part.gguf", NAME, quantise=part)
+    hornito.compile_source(source, kept)
+    report = hornito.compile_source(kept, anew, weights="int8")
+    with open_package(kept) as a, open_package(anew) as b:
+        before, after = (p.manifest.graph["weights"] for p in (a, b))
+        for name, weight in after.items():
+            was = before[name]["dtype"]
+            assert weight["dtype"] == {"fp16": "int8"}.get(was, was)
+            if weight["dtype"] == was:
+                assert bytes(a.tensor(name)) == bytes(b.tensor(name))
+    assert [line for line in report.warnings if "3 matrices stay as the package has them" in line]
     with pytest.raises(UsageError, match="keep"):
-        hornito.compile_source(plain, half, weights="keep")
+        hornito.compile_source(kept, anew, weights="keep")
+    plain, brain = tmp_path / "plain.vxm", tmp_path / "brain.vxm"
+    hornito.compile_source(HF / NAME, plain, weights="fp16")
+    hornito.compile_source(plain, brain, weights="bf16")
+    with pytest.raises(UsageError, match="holds bf16 .*fp32 would claim precision"):
+        hornito.compile_source(brain, anew, weights="fp32")
 
 
 def test_unknown_weights(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one of fp32, fp16, bf16, int8, int4, keep, not 'int3'"):
+    with pytest.raises(UsageError, match="one of fp32, fp16, .*, int4m, keep, not 'int3'"):
         hornito.compile_source("tests/data/hf/llama3-tiny", tmp_path / "m.vxm", weights="int3")

@@ -49,10 +49,10 @@ def bound(x: Array, w: Array) -> Array:
     return magnitude * (2 * HALF + 4 * np.sqrt(x.shape[1]) * EPS) + 1e-6
 
 
-@pytest.mark.parametrize("dtype", ("fp16", "int8"))
+@pytest.mark.parametrize("dtype", ("fp16", "int8", "int4o16"))
 @pytest.mark.parametrize(("k", "n"), SHAPES)
 def test_linear(bench: Bench, dtype: str, k: int, n: int) -> None:
-    if dtype == "int8" and k % 32:
+    if dtype != "fp16" and k % 32:
         k = -(-k // 32) * 32
     for live in ROWS:
         rng = np.random.default_rng(k + n + live)

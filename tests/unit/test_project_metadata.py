@@ -40,7 +40,7 @@ def test_the_version_is_the_installed_one() -> None:
 def test_base_install_has_no_compiled_or_heavy_dependency() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {entry.split(">")[0] for entry in project["dependencies"]}
-    assert names == {"numpy", "safetensors", "tokenizers", "jinja2", "rich"}
+    assert names == {"numpy", "safetensors", "tokenizers", "jinja2", "rich", "threadpoolctl"}
 
 
 class Terminal(io.StringIO):

@@ -1,14 +1,14 @@
-"""Storage types: sizes, exact repacks of GGUF blocks, and rounding to 8 and 4 bits."""
+"""Storage types: sizes, exact repacks of GGUF blocks, and which type a weight gets."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from hornito.errors import FormatError, UnsupportedError
+from hornito.errors import FormatError, UnsupportedError, UsageError
 from hornito.graph.graph import INT, Graph, Weight
 from hornito.graph.shapes import T
-from hornito.graph.storage import assign_formats, format_counts
+from hornito.graph.storage import Storage, assign_formats, format_counts
 from hornito.graph.weights import (
     ArrayData,
     ByteArray,
@@ -20,8 +20,7 @@ from hornito.graph.weights import (
 )
 from hornito.quant.formats import FORMATS, WeightFormat, format_of_blocks, weight_format
 from hornito.quant.ggml import dequantise_rows, format_by_name
-from hornito.quant.planes import from_blocks, to_floats
-from hornito.quant.rounding import quantise
+from hornito.quant.planes import from_blocks
 from hornito.quant.storage import pack, unpack
 
 BLOCKED = [f for f in FORMATS.values() if f.ggml and f.quantised]
@@ -119,61 +118,6 @@ def packed_of(name: str, x: np.ndarray) -> np.ndarray:
     return packed(weight_format(name), ArrayData(x))
 
 
-def error_of(name: str, x: np.ndarray) -> float:
-    """Relative root-mean-square error of rounding."""
-    fmt = weight_format(name)
-    found = to_floats(fmt, quantise(fmt, x)).reshape(x.shape)
-    return float(np.sqrt(np.square(found - x).sum() / np.square(x).sum()))
-
-
-def blocks_error(ggml: str, x: np.ndarray) -> float:
-    """The same of the gguf package's rounding."""
-    gguf = pytest.importorskip("gguf")
-    kind = gguf.GGMLQuantizationType[ggml]
-    found = gguf.quants.dequantize(gguf.quants.quantize(x, kind), kind)
-    return float(np.sqrt(np.square(found - x).sum() / np.square(x).sum()))
-
-
-@pytest.mark.parametrize("shape", ["normal", "heavy tails"])
-def test_rounding_loses_less_than_ggufs(shape: str) -> None:
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((128, 512)).astype(np.float32)
-    if shape != "normal":
-        x = rng.standard_t(4, (128, 512)).astype(np.float32)
-    x *= np.float32(0.02)
-    assert error_of("int8", x) <= blocks_error("Q8_0", x)
-    assert error_of("int4", x) <= 0.97 * blocks_error("Q4_0", x)
-    assert error_of("int4m", x) <= 0.97 * blocks_error("Q4_1", x)
-    assert error_of("int8", x) < error_of("int8g64", x) < error_of("int8g128", x) < 0.012
-    assert error_of("int4", x) < error_of("int4g64", x) < error_of("int4g128", x) < 0.2
-
-
-def test_rounding_of_special_groups() -> None:
-    x = np.zeros((4, 32), np.float32)
-    x[1] = 3.5
-    x[2, 5] = -1e-9  # the scale is below the least fp16
-    x[3] = 6e4
-    for name in ("int8", "int4", "int4m"):
-        fmt = weight_format(name)
-        found = to_floats(fmt, quantise(fmt, x))
-        assert np.isfinite(found).all()
-        assert np.all(found[0] == 0) and np.abs(found[2]).max() < 1e-7
-        assert np.allclose(found[[1, 3]], x[[1, 3]], rtol=4e-3), name
-    with pytest.raises(UnsupportedError, match="q6k"):
-        quantise(weight_format("q6k"), np.zeros((1, 256), np.float32))
-
-
-def test_numbers_on_the_grid_come_back() -> None:
-    """Integers times an fp16 scale, as in a package that is stored anew."""
-    rng = np.random.default_rng(1)
-    scales = rng.uniform(0.01, 0.02, (64, 1)).astype(np.float16).astype(np.float32)
-    for name, low, high in (("int8", -127, 127), ("int4", -8, 7)):
-        q = rng.integers(low, high + 1, (64, 32)).astype(np.float32)
-        q[:, 3] = low
-        fmt = weight_format(name)
-        assert np.array_equal(to_floats(fmt, quantise(fmt, q * scales)), q * scales)
-
-
 def test_repacked_bytes_do_not_depend_on_row_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     x = ArrayData(np.random.default_rng(2).standard_normal((33, 96)).astype(np.float32))
     for name in ("int8", "int4m", "bf16"):
@@ -204,11 +148,59 @@ def test_blocks_that_no_kernel_reads_become_fp16() -> None:
     y = graph.add("position_embedding", "y", [x, "positions", "learned"])
     z = graph.add("linear", "z", [y, "w", "", ""])
     graph.add("linear", "out", [z, "v", "", ""])
-    warnings = assign_formats(graph, "keep")
+    warnings = assign_formats(graph, Storage("keep"))
     chosen = {name: weight.dtype for name, weight in graph.weights.items()}
     assert chosen == {"table": "int8", "learned": "fp16", "w": "fp16", "v": "q6k"}
     assert warnings == ["stored as fp16 instead of Q3_K, 1 in all: w"]
     assert format_counts(graph)["q6k"] == {"matrices": 1, "bytes": 53760, "bits": 6.5625}
-    assert assign_formats(graph, "int4") == []
+    assert assign_formats(graph, Storage("int4")) == []
     chosen = {name: weight.dtype for name, weight in graph.weights.items()}
-    assert chosen == {"table": "int8g64", "learned": "fp16", "w": "int4", "v": "int4"}
+    assert chosen == {"table": "int8g64", "learned": "fp16", "w": "int4g64o8", "v": "int4g64o8"}
+    assert assign_formats(graph, Storage("int4", group=32, table="int4", outliers=0.05)) == []
+    chosen = {name: weight.dtype for name, weight in graph.weights.items()}
+    assert chosen == {"table": "int4o16", "learned": "fp16", "w": "int4o16", "v": "int4o16"}
+    assert assign_formats(graph, Storage("int8", outliers=0.0)) == []
+    assert {weight.dtype for name, weight in graph.weights.items() if name != "learned"} == {"int8"}
+
+
+def test_groups_shrink_where_they_do_not_divide_a_row() -> None:
+    """By rule: smaller groups, then the next larger type; outliers stay while there are groups."""
+    graph = Graph()
+    for k in (48, 64, 96, 192, 256):
+        data = ArrayData(np.zeros((2, k), np.float32))
+        graph.add_weight(str(k), Weight(data.shape, "fp32", data, matrix=True))
+    warnings = assign_formats(graph, Storage("int4m", group=128))
+    chosen = {name: weight.dtype for name, weight in graph.weights.items()}
+    assert chosen == {
+        "48": "fp16",
+        "64": "int4mg64o8",
+        "96": "int4mo8",
+        "192": "int4mg64o8",
+        "256": "int4mg128o8",
+    }
+    assert warnings == ["stored as fp16 instead of int4mg128, 1 in all: 48"]
+
+
+def test_choices_that_do_not_go_together() -> None:
+    for wrong in (
+        {"weights": "int3"},
+        {"weights": "fp16", "group": 64},
+        {"weights": "int4", "group": 16},
+        {"weights": "int4", "outliers": 0.5},
+        {"weights": "keep", "outliers": 0.01},
+        {"weights": "int4", "table": "q6k"},
+    ):
+        with pytest.raises(UsageError):
+            Storage(**wrong)
+
+
+def test_outliers_are_planes_of_a_format() -> None:
+    """Numbers of some columns as fp16, and which columns those are, behind the scales."""
+    fmt = weight_format("int4g64o16")
+    assert fmt.with_outliers(0) == FORMATS["int4g64"] and fmt.with_outliers(16) == fmt
+    assert fmt.plane_sizes((24, 576)) == [6912, 432, 24 * 16 * 2, 64]
+    assert weight_format("int4o8").with_outliers(0).ggml == "Q4_0"
+    for name in ("int4o7", "q5o8", "int4o0", "int4o08", "o8"):
+        with pytest.raises((FormatError, UnsupportedError)):
+            weight_format(name)
+    assert not weight_format("int8o64").fits((2, 32))

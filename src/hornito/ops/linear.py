@@ -245,7 +245,9 @@ def _gemm_variants(args: LinearArgs, name: str, *, half: bool) -> list[Variant]:
 
 def format_constants(stored: WeightFormat) -> dict[int, int]:
     """Specialisation of the q variants (kernels/include/quants.glsl)."""
-    return {7: stored.number, 8: stored.group} if stored.variant == "q" else {}
+    if stored.variant != "q":
+        return {}
+    return {7: stored.number, 8: stored.group, 9: stored.outliers}
 
 
 def float_bits(value: float) -> int:

@@ -5,12 +5,16 @@ into blocks of `block` weights and stores a matrix as planes, one behind the oth
 number of 16-byte words: the first plane holds the low bits of every block of every row in order,
 the next ones higher bits, scales and minima. docs/format.md gives each plane; the kernels read them
 in `kernels/include/quants.glsl`. K must be a multiple of `block`.
+
+A name such as `int4g64o16` is `int4g64` with 16 outliers: two more planes hold what 16 input
+columns of every row need besides their integers, as fp16 `[N, 16]`, and which columns those are.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +26,13 @@ Floats = npt.NDArray[np.float32]
 
 PLANE_ALIGNMENT = 16
 """Bytes; kernels read planes as 16-byte words."""
+
+
+OUTLIER_STEP = 8
+"""Outliers come in eights: kernels take eight weights at a time."""
+
+OUTLIER_NUMBERS = (2, 3, 4)
+"""Numbers of the formats that may have outliers: `int8`, `int4` and `int4m`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,7 @@ class WeightFormat:
         block: weights of a block.
         planes: bytes of a block in each plane.
         ggml: GGUF's name of the blocks that hold the same numbers, or `""`.
+        outliers: input columns that have an fp16 number besides; a multiple of 8.
     """
 
     name: str
@@ -45,6 +57,7 @@ class WeightFormat:
     block: int
     planes: tuple[int, ...]
     ggml: str = ""
+    outliers: int = 0
 
     @property
     def quantised(self) -> bool:
@@ -53,7 +66,7 @@ class WeightFormat:
 
     @property
     def bits(self) -> float:
-        """Bits of a weight, scales included."""
+        """Bits of a weight, scales included but not outliers."""
         return 8 * sum(self.planes) / self.block
 
     def plane_sizes(self, shape: tuple[int, ...]) -> list[int]:
@@ -70,7 +83,10 @@ class WeightFormat:
                 f"multiple of {self.block} long"
             )
         blocks = shape[0] * (shape[1] // self.block)
-        return [aligned(blocks * size) for size in self.planes]
+        sizes = [aligned(blocks * size) for size in self.planes]
+        if self.outliers:
+            sizes += [aligned(2 * shape[0] * self.outliers), aligned(4 * self.outliers)]
+        return sizes
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
         """Bytes of a weight of that shape."""
@@ -78,7 +94,24 @@ class WeightFormat:
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a weight of that shape can be stored so."""
-        return not self.quantised or (len(shape) == 2 and shape[1] % self.block == 0)
+        if not self.quantised:
+            return True
+        return len(shape) == 2 and shape[1] % self.block == 0 and self.outliers <= shape[1]
+
+    def with_outliers(self, count: int) -> WeightFormat:
+        """The same format with `count` outliers, a multiple of 8.
+
+        Raises:
+            FormatError: it is no multiple of 8, or the format has none.
+        """
+        if count == self.outliers:
+            return self
+        if self.number not in OUTLIER_NUMBERS or count % OUTLIER_STEP or count < 0:
+            raise FormatError(f"{self.name} can't have {count} outliers")
+        base = FORMATS[self.name.partition("o")[0]]
+        return (
+            replace(base, name=f"{base.name}o{count}", ggml="", outliers=count) if count else base
+        )
 
 
 def aligned(size: int) -> int:
@@ -120,6 +153,8 @@ FORMATS: dict[str, WeightFormat] = {
 }
 """Every storage type by its name."""
 
+_WITH_OUTLIERS = re.compile(r"(int[48]m?(?:g64|g128)?)o([1-9][0-9]{0,4})")
+
 _BY_GGML = {f.ggml: f for f in FORMATS.values() if f.ggml}
 
 
@@ -129,11 +164,14 @@ def weight_format(name: str) -> WeightFormat:
     Raises:
         UnsupportedError: there is none.
     """
-    if name not in FORMATS:
+    if name in FORMATS:
+        return FORMATS[name]
+    match = _WITH_OUTLIERS.fullmatch(name) if isinstance(name, str) else None
+    if match is None or match[1] not in FORMATS:
         raise UnsupportedError(
             f"weight format {str(name)[:40]!r} is unknown; known: {', '.join(FORMATS)}"
         )
-    return FORMATS[name]
+    return FORMATS[match[1]].with_outliers(int(match[2]))
 
 
 def format_of_blocks(ggml: str) -> WeightFormat | None:

@@ -1,7 +1,8 @@
 """Between GGUF's blocks, planes and numbers, exactly.
 
 `from_blocks` brings blocks into the planes of `hornito.quant.formats`; `to_floats` gives the
-numbers that planes stand for, with ggml's operations in ggml's order.
+numbers that planes stand for, with ggml's operations in ggml's order, and `unpack` those of a
+stored weight of any format.
 """
 
 from __future__ import annotations
@@ -187,3 +188,39 @@ def to_floats(fmt: WeightFormat, planes: list[Bytes]) -> Floats:
     """The weights of blocks, float32 `[n, fmt.block]`; one uint8 array `[n, bytes]` a plane."""
     with np.errstate(invalid="ignore", over="ignore"):
         return _TO_FLOATS[fmt.number](planes)
+
+
+def unpack(
+    fmt: WeightFormat,
+    data: Bytes,
+    shape: tuple[int, ...],
+    start: int = 0,
+    stop: int | None = None,
+) -> Floats:
+    """Rows of a weight as float32, from its bytes."""
+    stop = shape[0] if stop is None else stop
+    inner = int(np.prod(shape[1:], dtype=np.int64))
+    result = (stop - start, *shape[1:])
+    if not fmt.quantised:
+        width = inner * fmt.planes[0]
+        raw = np.ascontiguousarray(data[start * width : stop * width])
+        if fmt.name == "bf16":
+            return (
+                (raw.view("<u2").astype(np.uint32) << np.uint32(16))
+                .view(np.float32)
+                .reshape(result)
+            )
+        return raw.view("<f4" if fmt.name == "fp32" else "<f2").astype(np.float32).reshape(result)
+    blocks = inner // fmt.block
+    bases = np.cumsum([0, *fmt.plane_sizes(shape)]).tolist()
+    planes = []
+    for size, base in zip(fmt.planes, bases, strict=False):
+        plane = data[base + start * blocks * size : base + stop * blocks * size]
+        planes.append(np.ascontiguousarray(plane).reshape(-1, size))
+    values = to_floats(fmt, planes).reshape(result)
+    if fmt.outliers:
+        width = 2 * fmt.outliers
+        more = data[bases[-3] + start * width : bases[-3] + stop * width].tobytes()
+        columns = np.frombuffer(data[bases[-2] :][: 4 * fmt.outliers].tobytes(), "<u4")
+        values[:, columns] += np.frombuffer(more, "<f2").reshape(-1, fmt.outliers)
+    return values

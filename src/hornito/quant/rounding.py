@@ -1,12 +1,15 @@
 """Rounding to 8 and 4 bits: each group of a row gets the scale that leaves the least squared error.
 
-The scale is rounded to its fp16 before the error is measured, and the integers are those of the
-rounded scale, so the search judges what is stored. Candidates come from the largest magnitude and
-from fewer and more steps than it asks for; each is followed by the least-squares scale of its
-integers. The result depends on the numbers alone.
+The scale is rounded to its fp16 before the error is measured, so the search judges what is stored.
+Candidates come from the largest magnitude and from fewer and more steps than it asks for; of the
+integers that each gives, the least-squares scale is taken. Columns may count by how much a model's
+activations make of them. The result depends on the numbers alone.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,30 +18,85 @@ from hornito.errors import UnsupportedError
 from hornito.quant.formats import Bytes, Floats, WeightFormat
 from hornito.quant.planes import pack_nibbles
 
-GROUPS_AT_ONCE = 1 << 11
-"""Groups that are searched together: their temporaries stay in the processor's cache."""
+ELEMENTS_AT_ONCE = 1 << 16
+"""Weights that are searched together: their temporaries stay in the processor's cache."""
 
 _HALF_MAX = np.float32(65504.0)
 _INT8_STEPS = (127.0, 125.5, 124.0)
-_INT4_STEPS = tuple(sign * step for sign in (-1, 1) for step in (8.5, 8.0, 7.5, 7.0, 6.5, 6.0))
-_INT4M_STEPS = (15.0, 14.4, 13.8, 15.7)
+_INT4_STEPS = tuple(sign * step for sign in (-1, 1) for step in (8.6, 8.2, 7.8, 7.4, 6.9, 6.3))
+_INT4M_STEPS = ((15.0, 0.0), (14.3, 0.0), (14.3, 0.5), (13.4, 0.5), (12.4, 0.5), (15.7, 0.0))
+"""Steps between the least and the largest weight, and how many of them the grid begins higher."""
 
 
-def quantise(fmt: WeightFormat, values: Floats) -> list[Bytes]:
-    """The planes' blocks of float32 `[n, K]`, one uint8 array `[n K / block, bytes]` a plane.
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What a format's integers are: `low` to `high`; `stored` is what the bytes add to them."""
+
+    low: int
+    high: int
+    stored: int
+    has_base: bool
+
+
+RANGES: dict[int, Range] = {
+    2: Range(-127, 127, 0, False),
+    3: Range(-8, 7, 8, False),
+    4: Range(0, 15, 0, True),
+}
+"""By a format's number; numbers can be rounded to these formats only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Scales and bases of the groups of rows, `[n, K / group]`, as the fp16 that is stored."""
+
+    scale: Floats
+    base: Floats
+
+
+def range_of(fmt: WeightFormat) -> Range:
+    """The integers of a format.
 
     Raises:
         UnsupportedError: there is no rounding to that format.
     """
-    search = {2: _int8, 3: _int4, 4: _int4m}.get(fmt.number)
-    if search is None:
+    if fmt.number not in RANGES:
         raise UnsupportedError(f"numbers can't be rounded to {fmt.name}, only blocks repacked")
-    groups = values.reshape(-1, fmt.block)
-    parts = [
-        search(groups[start : start + GROUPS_AT_ONCE])
-        for start in range(0, len(groups), GROUPS_AT_ONCE)
-    ]
-    return [np.concatenate(planes) for planes in zip(*parts, strict=True)]
+    return RANGES[fmt.number]
+
+
+def search(fmt: WeightFormat, values: Floats, importance: Floats | None = None) -> Grid:
+    """The scales that leave the least error.
+
+    Args:
+        values: float32 `[n, K]`.
+        importance: of each column, `[K]`; how much a squared error in it counts.
+
+    Raises:
+        UnsupportedError: there is no rounding to that format.
+    """
+    limits = range_of(fmt)
+    n, k = values.shape
+    groups = k // fmt.group
+    weights = np.ones(k, np.float32) if importance is None else importance.astype(np.float32)
+    # A group that never counts is rounded as if all of it did.
+    weights = np.maximum(
+        weights, np.float32(1e-9) * max(weights.max(initial=0.0), np.float32(1e-30))
+    )
+    by_group = weights.reshape(groups, fmt.group)
+    by_group = by_group / by_group.mean(axis=1, keepdims=True)
+    scale, base = np.zeros((n, groups), np.float32), np.zeros((n, groups), np.float32)
+    step = max(1, ELEMENTS_AT_ONCE // k)
+    for start in range(0, n, step):
+        x = np.ascontiguousarray(values[start : start + step]).reshape(-1, groups, fmt.group)
+        part = slice(start, start + len(x))
+        with np.errstate(over="ignore", invalid="ignore"):
+            if limits.has_base:
+                scale[part], base[part] = _affine(x, by_group)
+            else:
+                steps = _INT8_STEPS if fmt.number == 2 else _INT4_STEPS
+                scale[part] = _symmetric(x, by_group, steps, limits)
+    return Grid(scale, base)
 
 
 def to_half(values: Floats) -> npt.NDArray[np.float16]:
@@ -46,70 +104,88 @@ def to_half(values: Floats) -> npt.NDArray[np.float16]:
     return np.clip(values, -_HALF_MAX, _HALF_MAX).astype("<f2")
 
 
-def _divided(a: Floats, b: Floats) -> Floats:
+def divided(a: Any, b: Floats) -> Floats:
     """a / b, 0 where b is 0."""
-    quotient: Floats = np.divide(a, b, out=np.zeros_like(a), where=b != 0)
+    quotient: Floats = np.divide(a, b, out=np.zeros_like(b), where=b != 0)
     return quotient
 
 
-def _rounded(x: Floats, scale: Floats, low: int, high: int) -> Floats:
-    """Integers of x in steps of scale `[n, 1]`, as floats."""
-    inverse = _divided(np.ones_like(scale), scale)
-    steps: Floats = np.clip(np.rint(x * inverse), low, high)
-    return steps
+def _stored(values: Floats) -> Floats:
+    return to_half(values).astype(np.float32)
 
 
-def _symmetric(
-    x: Floats, steps: tuple[float, ...], low: int, high: int
-) -> tuple[Floats, npt.NDArray[np.float16]]:
-    """Integers and scales `[n, 1]` of groups `[n, g]`."""
-    at = np.abs(x).argmax(axis=1)[:, None]
-    extreme = np.take_along_axis(x, at, axis=1)
-    best = np.full((len(x), 1), np.inf, np.float32)
-    quants, scales = np.zeros_like(x), np.zeros((len(x), 1), np.float16)
+def _symmetric(x: Floats, weights: Floats, steps: tuple[float, ...], limits: Range) -> Floats:
+    """Scales `[n, G]` of groups `[n, G, g]`."""
+    weighted = x * weights
+    squares = np.einsum("ngk,ngk->ng", weighted, x)
+    at = np.abs(x).argmax(axis=2)[..., None]
+    extreme = np.take_along_axis(x, at, axis=2)[..., 0]
+    best, scales = np.full_like(extreme, np.inf), np.zeros_like(extreme)
+    q, counted = np.empty_like(x), np.empty_like(x)
     for step in steps:
-        scale = to_half(extreme / np.float32(step))
-        for _ in range(2):
-            q = _rounded(x, scale.astype(np.float32), low, high)
-            error = np.square(x - q * scale.astype(np.float32)).sum(axis=1, keepdims=True)
-            better = error < best
-            best = np.where(better, error, best)
-            quants = np.where(better, q, quants)
-            scales = np.where(better, scale, scales)
-            scale = to_half(
-                _divided((x * q).sum(axis=1, keepdims=True), (q * q).sum(axis=1, keepdims=True))
-            )
-    return quants, scales
+        np.multiply(x, divided(np.float32(step), extreme)[..., None], out=q)
+        np.clip(np.rint(q, out=q), limits.low, limits.high, out=q)
+        products = np.einsum("ngk,ngk->ng", weighted, q)
+        norms = np.einsum("ngk,ngk->ng", np.multiply(q, weights, out=counted), q)
+        scale = _stored(divided(products, norms))
+        error = squares + scale * (scale * norms - 2 * products)
+        better = error < best
+        best[better], scales[better] = error[better], scale[better]
+    return scales
 
 
-def _int8(x: Floats) -> list[Bytes]:
-    quants, scales = _symmetric(x, _INT8_STEPS, -127, 127)
-    return [quants.astype(np.int8).view(np.uint8), scales.view(np.uint8)]
+def _affine(x: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Scales and bases `[n, G]` of groups `[n, G, g]`."""
+    weighted = x * weights
+    squares, sums = np.einsum("ngk,ngk->ng", weighted, x), weighted.sum(axis=2)
+    total = weights.sum(axis=1)
+    low, high = x.min(axis=2), x.max(axis=2)
+    best = np.full_like(low, np.inf)
+    scales, bases = np.zeros_like(low), np.zeros_like(low)
+    q, counted = np.empty_like(x), np.empty_like(x)
+    for steps, shift in _INT4M_STEPS:
+        width = (high - low) / np.float32(steps)
+        np.subtract(x, (low + width * np.float32(shift))[..., None], out=q)
+        q *= divided(np.float32(1.0), width)[..., None]
+        np.clip(np.rint(q, out=q), 0, 15, out=q)
+        np.multiply(q, weights, out=counted)
+        q_sum, q_norm = counted.sum(axis=2), np.einsum("ngk,ngk->ng", counted, q)
+        products = np.einsum("ngk,ngk->ng", weighted, q)
+        # The straight line through (q, x) with the least squared error.
+        spread = total * q_norm - q_sum * q_sum
+        scale = _stored(divided(total * products - q_sum * sums, spread))
+        base = _stored((sums - scale * q_sum) / total)
+        error = squares + scale * (scale * q_norm - 2 * products + 2 * base * q_sum)
+        error += base * (base * total - 2 * sums)
+        better = error < best
+        best[better], scales[better], bases[better] = error[better], scale[better], base[better]
+    return scales, bases
 
 
-def _int4(x: Floats) -> list[Bytes]:
-    quants, scales = _symmetric(x, _INT4_STEPS, -8, 7)
-    return [pack_nibbles((quants + 8).astype(np.uint8)), scales.view(np.uint8)]
+def integers(fmt: WeightFormat, values: Floats, grid: Grid) -> Floats:
+    """The nearest integers, as floats `[n, K]`."""
+    limits = range_of(fmt)
+    x = values.reshape(len(values), -1, fmt.group) - grid.base[..., None]
+    x *= divided(np.float32(1.0), grid.scale)[..., None]
+    np.clip(np.rint(x, out=x), limits.low, limits.high, out=x)
+    return x.reshape(values.shape)
 
 
-def _int4m(x: Floats) -> list[Bytes]:
-    low, high = x.min(axis=1, keepdims=True), x.max(axis=1, keepdims=True)
-    best = np.full((len(x), 1), np.inf, np.float32)
-    quants = np.zeros_like(x)
-    pairs = np.zeros((len(x), 2), np.float16)
-    for step in _INT4M_STEPS:
-        scale, base = to_half((high - low) / np.float32(step)), to_half(low)
-        for _ in range(2):
-            s, m = scale.astype(np.float32), base.astype(np.float32)
-            q = _rounded(x - m, s, 0, 15)
-            error = np.square(x - (s * q + m)).sum(axis=1, keepdims=True)
-            better = error < best
-            best = np.where(better, error, best)
-            quants = np.where(better, q, quants)
-            pairs = np.where(better, np.concatenate([scale, base], axis=1), pairs)
-            # The straight line through (q, x) with the least squared error.
-            q_mean, x_mean = q.mean(axis=1, keepdims=True), x.mean(axis=1, keepdims=True)
-            spread = np.square(q - q_mean).sum(axis=1, keepdims=True)
-            slope = _divided(((q - q_mean) * (x - x_mean)).sum(axis=1, keepdims=True), spread)
-            scale, base = to_half(slope), to_half(x_mean - slope * q_mean)
-    return [pack_nibbles(quants.astype(np.uint8)), pairs.view(np.uint8)]
+def numbers(fmt: WeightFormat, quants: Floats, grid: Grid) -> Floats:
+    """What integers stand for, `[n, K]`."""
+    x = quants.reshape(len(quants), -1, fmt.group) * grid.scale[..., None]
+    x += grid.base[..., None]
+    return x.reshape(quants.shape)
+
+
+def blocks(fmt: WeightFormat, quants: Floats, grid: Grid) -> list[Bytes]:
+    """Integers and scales as uint8 `[n K / block, bytes]`, one array a plane."""
+    limits = range_of(fmt)
+    scales = to_half(grid.scale).reshape(-1, 1)
+    if limits.has_base:
+        scales = np.concatenate([scales, to_half(grid.base).reshape(-1, 1)], axis=1)
+    if fmt.number == 2:
+        body = quants.astype(np.int8).view(np.uint8).reshape(-1, fmt.block)
+    else:
+        body = pack_nibbles((quants + limits.stored).astype(np.uint8).reshape(-1, fmt.block))
+    return [body, np.ascontiguousarray(scales).view(np.uint8)]

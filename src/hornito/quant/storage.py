@@ -10,27 +10,47 @@ import numpy.typing as npt
 
 from hornito.errors import FormatError
 from hornito.graph.weights import WeightData, row_blocks, stored_as, stored_rows
-from hornito.quant.formats import Bytes, Floats, WeightFormat, aligned
+from hornito.quant.formats import Bytes, Floats, WeightFormat
 from hornito.quant.ggml import format_by_name
-from hornito.quant.planes import from_blocks, to_floats
-from hornito.quant.rounding import quantise, to_half
+from hornito.quant.matrix import quantise_matrix
+from hornito.quant.planes import from_blocks, unpack
+from hornito.quant.rounding import to_half
+
+__all__ = ["PackedData", "holds_exactly", "pack", "plain", "unpack"]
 
 
 def pack(fmt: WeightFormat, data: WeightData) -> Iterator[memoryview]:
     """The bytes of a weight, piece by piece.
 
-    Rows that the source holds in the format's own blocks are repacked, others are rounded. The
-    body of a quantised matrix leaves as it is made; its smaller planes are held until the end.
+    A matrix that the source holds in the format's own blocks is repacked, others are rounded by
+    their weights alone. The body of a repacked matrix leaves as it is made; its smaller planes are
+    held until the end.
     """
-    if not fmt.quantised:
+    if isinstance(data, PackedData) and data.fmt == fmt:
+        yield data.read()
+    elif not fmt.quantised:
         for start, stop in row_blocks(data.shape):
             yield np.ascontiguousarray(plain(fmt, data.rows(start, stop))).data.cast("B")
-        return
+    elif holds_exactly(fmt, data):
+        yield from _repacked(fmt, data)
+    else:
+        yield quantise_matrix(fmt, data).data.data
+
+
+def holds_exactly(fmt: WeightFormat, data: WeightData) -> bool:
+    """Whether a format takes a matrix as its source holds it."""
+    if isinstance(data, PackedData):
+        return data.fmt == fmt
+    return bool(fmt.ggml) and stored_as(data) == fmt.ggml
+
+
+def _repacked(fmt: WeightFormat, data: WeightData) -> Iterator[memoryview]:
     sizes = fmt.plane_sizes(data.shape)
     written = 0
     later: list[list[Bytes]] = []
     for start, stop in row_blocks(data.shape):
-        body, *rest = _planes(fmt, data, start, stop)
+        rows = stored_rows(data, start, stop).reshape(-1, format_by_name(fmt.ggml).nbytes)
+        body, *rest = from_blocks(fmt, rows)
         written += body.nbytes
         later.append(rest)
         yield body.data.cast("B")
@@ -39,13 +59,6 @@ def pack(fmt: WeightFormat, data: WeightData) -> Iterator[memoryview]:
         plane = np.concatenate([rest[index].reshape(-1) for rest in later])
         yield plane.data.cast("B")
         yield memoryview(bytes(size - plane.nbytes))
-
-
-def _planes(fmt: WeightFormat, data: WeightData, start: int, stop: int) -> list[Bytes]:
-    if fmt.ggml and stored_as(data) == fmt.ggml:
-        blocks = stored_rows(data, start, stop).reshape(-1, format_by_name(fmt.ggml).nbytes)
-        return from_blocks(fmt, blocks)
-    return quantise(fmt, data.rows(start, stop))
 
 
 def plain(fmt: WeightFormat, values: Floats) -> npt.NDArray[Any]:
@@ -71,53 +84,35 @@ class PackedData:
         shape: of the weight.
         fmt: how `read` gives it.
         read: its bytes.
+        sources: the tensors of the source that it was made of, when it is not one itself.
     """
 
     def __init__(
-        self, name: str, shape: tuple[int, ...], fmt: WeightFormat, read: Callable[[], memoryview]
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        fmt: WeightFormat,
+        read: Callable[[], memoryview],
+        *,
+        sources: tuple[str, ...] | None = None,
     ) -> None:
         self.shape = shape
-        self.source_names = (name,)
+        self.source_names = (name,) if sources is None else sources
+        self.fmt = fmt
         self._name = name
-        self._fmt = fmt
         self._read = read
+
+    def read(self) -> memoryview:
+        """Its bytes."""
+        data = self._read()
+        if len(data) != self.fmt.nbytes(self.shape):
+            raise FormatError(
+                f"weight {self._name}: {len(data)} bytes, but {self.fmt.name} {self.shape} takes "
+                f"{self.fmt.nbytes(self.shape)}"
+            )
+        return data
 
     def rows(self, start: int, stop: int) -> Floats:
         """Rows `start` to `stop` (exclusive), of a vector its elements."""
-        data = np.frombuffer(self._read(), np.uint8)
-        if len(data) != self._fmt.nbytes(self.shape):
-            raise FormatError(
-                f"weight {self._name}: {len(data)} bytes, but {self._fmt.name} {self.shape} takes "
-                f"{self._fmt.nbytes(self.shape)}"
-            )
-        return unpack(self._fmt, data, self.shape, start, stop)
-
-
-def unpack(
-    fmt: WeightFormat,
-    data: Bytes,
-    shape: tuple[int, ...],
-    start: int = 0,
-    stop: int | None = None,
-) -> Floats:
-    """Rows of a weight as float32, from its bytes."""
-    stop = shape[0] if stop is None else stop
-    inner = int(np.prod(shape[1:], dtype=np.int64))
-    result = (stop - start, *shape[1:])
-    if not fmt.quantised:
-        width = inner * fmt.planes[0]
-        raw = np.ascontiguousarray(data[start * width : stop * width])
-        if fmt.name == "bf16":
-            return (
-                (raw.view("<u2").astype(np.uint32) << np.uint32(16))
-                .view(np.float32)
-                .reshape(result)
-            )
-        return raw.view("<f4" if fmt.name == "fp32" else "<f2").astype(np.float32).reshape(result)
-    blocks = inner // fmt.block
-    planes, base = [], 0
-    for size in fmt.planes:
-        plane = data[base + start * blocks * size : base + stop * blocks * size]
-        planes.append(np.ascontiguousarray(plane).reshape(-1, size))
-        base += aligned(shape[0] * blocks * size)
-    return to_floats(fmt, planes).reshape(result)
+        data = np.frombuffer(self.read(), np.uint8)
+        return unpack(self.fmt, data, self.shape, start, stop)

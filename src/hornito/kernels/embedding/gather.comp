@@ -8,7 +8,7 @@
 //
 // Geometry: 64 threads a row, one workgroup a row (x).
 // Push: addresses of the row records, table [V, H], embedded rows [T, H], out [T, H] fp32; H, scale, V.
-// Specialisation (q): 7 FORMAT, 8 GROUP.
+// Specialisation (q): 7 FORMAT, 8 GROUP, 9 OUTLIERS.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "rows.glsl"
@@ -39,6 +39,19 @@ void main() {
       uint at = (r * p.width) / 4u + 2u * i;
       store_float4(p.result, at, a * p.scale);
       store_float4(p.result, at + 1u, b * p.scale);
+    }
+    if (OUTLIERS == 0u) return;
+    // The body's numbers are in memory before outliers are added to some of them.
+    memoryBarrierBuffer();
+    barrier();
+    for (uint i = gl_LocalInvocationID.x; i < OUTLIERS / 8u; i += 64u) {
+      vec4 a, b;
+      load_outliers8(m, row.token, i, a, b);
+      for (uint e = 0u; e < 8u; ++e) {
+        uint at = r * p.width + load_outlier_column(m, 8u * i + e);
+        float more = e < 4u ? a[e & 3u] : b[e & 3u];
+        store_float(p.result, at, load_float(p.result, at) + more * p.scale);
+      }
     }
     return;
   }

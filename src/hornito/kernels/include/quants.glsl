@@ -1,5 +1,5 @@
-// Quantised matrices, and bf16, for the kernels' q variants. FORMAT and GROUP are specialised, so that
-// one SPIR-V file serves every format and the driver keeps the code of one.
+// Quantised matrices, and bf16, for the kernels' q variants. FORMAT, GROUP and OUTLIERS (weights.glsl)
+// are specialised, so that one SPIR-V file serves every format and the driver keeps the code of one.
 //
 // A matrix [rows, k] lies in planes, each a whole number of 16-byte words (docs/format.md). Weight i of
 // a row is load_quants8's number times x plus y of load_scale; a scale counts for GROUP weights.
@@ -10,6 +10,7 @@
 
 layout(constant_id = 7) const uint FORMAT = 1u;
 layout(constant_id = 8) const uint GROUP = 32u;
+layout(constant_id = 9) const uint OUTLIERS = 0u;
 
 const uint BF16 = 1u;
 const uint INT8 = 2u;
@@ -119,6 +120,24 @@ vec2 load_scale(Matrix m, uint row, uint i8) {
   }
   float step = plane_half(m, base, group);
   return vec2(step, FORMAT == INT4 ? -8.0 * step : FORMAT == Q5 ? -16.0 * step : 0.0);
+}
+
+// Where the outliers lie, in words: fp16 [rows, OUTLIERS], and behind it the column of each. Formats
+// that have outliers are int8, int4 and int4m.
+uint outliers_at(Matrix m) {
+  return body_words(m) + plane_words(m, GROUP, FORMAT == INT4M ? 4u : 2u);
+}
+
+// Eight outliers of a row, from 8 * i8 on.
+void load_outliers8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
+  uvec4 q = load_words4(m.at, outliers_at(m) / 4u + row * (OUTLIERS / 8u) + i8);
+  a = vec4(unpackHalf2x16(q.x), unpackHalf2x16(q.y));
+  b = vec4(unpackHalf2x16(q.z), unpackHalf2x16(q.w));
+}
+
+// The column of x that outlier i is multiplied with.
+uint load_outlier_column(Matrix m, uint i) {
+  return load_word(m.at, outliers_at(m) + m.rows * (OUTLIERS / 8u) * 4u + i);
 }
 
 #endif

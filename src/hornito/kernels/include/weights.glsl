@@ -2,6 +2,10 @@
 // offers load_weights8 (eight weights of a row from 8 * i8 on; K is a multiple of 8) and load_weight
 // (any weight of a row). fp32 and fp16 also offer load_weight_word (the WORD_WEIGHTS weights of one
 // 32-bit word), the others load_quants8 and load_scale.
+//
+// A row may be longer than K: behind its K weights lie OUTLIERS numbers, which some columns of x are
+// multiplied with once more. Kernels walk walked() numbers and read x at x_column(); load_weights8 takes
+// both kinds. Only quantised matrices whose rows are a multiple of eight long have outliers.
 #ifndef HORNITO_WEIGHTS
 #define HORNITO_WEIGHTS
 
@@ -17,6 +21,10 @@ struct Matrix {
 #if defined(WEIGHT_Q)
 #include "quants.glsl"
 void load_weights8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
+  if (OUTLIERS > 0u && i8 >= m.k / 8u) {
+    load_outliers8(m, row, i8 - m.k / 8u, a, b);
+    return;
+  }
   load_quants8(m, row, i8, a, b);
   if (FORMAT == BF16) return;
   vec2 s = load_scale(m, row, i8);
@@ -52,5 +60,31 @@ float load_weight(Matrix m, uint row, uint i) {
 const uint WORD_WEIGHTS = 1u;
 vec2 load_weight_word(Matrix m, uint row, uint i) { return vec2(load_weight(m, row, i), 0.0); }
 #endif
+
+#ifdef WEIGHT_Q
+uint walked(Matrix m) { return m.k + OUTLIERS; }
+uint x_column(Matrix m, uint i) {
+  return OUTLIERS == 0u || i < m.k ? i : load_outlier_column(m, i - m.k);
+}
+#else
+uint walked(Matrix m) { return m.k; }
+uint x_column(Matrix m, uint i) { return i; }
+#endif
+
+// Eight numbers of row r of x, from x_column(8 * i8) on; x begins at row 0 and has m.k columns.
+void load_x8(Matrix m, Floats x, uint r, uint i8, out vec4 a, out vec4 b) {
+#ifdef WEIGHT_Q
+  if (OUTLIERS > 0u && i8 >= m.k / 8u) {
+    for (uint e = 0u; e < 4u; ++e) {
+      a[e] = load_float(x, r * m.k + x_column(m, 8u * i8 + e));
+      b[e] = load_float(x, r * m.k + x_column(m, 8u * i8 + 4u + e));
+    }
+    return;
+  }
+#endif
+  uint at = 2u * (r * (m.k / 8u) + i8);
+  a = load_float4(x, at);
+  b = load_float4(x, at + 1u);
+}
 
 #endif

@@ -13,7 +13,7 @@
 // Requires: a subgroup of at least 8, subgroup ballot operations; K a multiple of 8.
 // Push: see linear.glsl.
 // Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 8), 4 OUTPUTS (1 to 8),
-// 6 SOFTCAP, 7 FORMAT, 8 GROUP.
+// 6 SOFTCAP, 7 FORMAT, 8 GROUP, 9 OUTLIERS.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -43,7 +43,7 @@ void main() {
   uint live = live_rows();
   if (row0 >= live) return;
   Matrix m = matrix();
-  uint k8 = p.k / 8u;
+  uint k8 = walked(m) / 8u;
   float sum[8][8];
 #ifdef GATED
   float up[8][8];
@@ -59,7 +59,7 @@ void main() {
   for (uint i = 0u; i < k8; ++i) {
     float x[8];
     [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-      x[r] = load_float(p.x, (row0 + r) * p.k + 8u * i + lane);
+      x[r] = load_float(p.x, (row0 + r) * p.k + x_column(m, 8u * i + lane));
     }
     [[unroll]] for (uint j = 0u; j < OUTPUTS; ++j) {
       uint own = weight_row(min(n0 + 8u * j, p.n - 1u));

@@ -13,7 +13,7 @@
 // Requires: subgroups of 32, full; cooperative matrices 16 x 16 x 16 of fp16 with fp32 sums; K a
 // multiple of 8.
 // Push: see linear.glsl.
-// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 6 SOFTCAP; of q also 7 and 8 (quants.glsl).
+// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 6 SOFTCAP; of q also 7, 8 and 9 (quants.glsl).
 #version 450
 #pragma use_vulkan_memory_model
 #extension GL_GOOGLE_include_directive : require
@@ -45,14 +45,15 @@ uvec4 pack8(vec4 a, vec4 b) {
 
 // Eight values of K from 8 * k8 on of row r of x; zero past the last row or K.
 uvec4 fetch_x(uint r, uint k8, uint live) {
-  if (r >= live || k8 * 8u >= p.k) return uvec4(0u);
-  uint at = r * (p.k / 4u) + k8 * 2u;
-  return pack8(load_float4(p.x, at), load_float4(p.x, at + 1u));
+  if (r >= live || k8 * 8u >= walked(matrix())) return uvec4(0u);
+  vec4 a, b;
+  load_x8(matrix(), p.x, r, k8, a, b);
+  return pack8(a, b);
 }
 
 // The same of a weight row.
 uvec4 fetch_w(uint row, uint end, uint k8) {
-  if (row >= end || k8 * 8u >= p.k) return uvec4(0u);
+  if (row >= end || k8 * 8u >= walked(matrix())) return uvec4(0u);
   vec4 a, b;
   load_weights8(matrix(), p.first + row, k8, a, b);
   return pack8(a, b);
@@ -84,7 +85,7 @@ void main() {
   [[unroll]] for (uint u = 0u; u < 4u; ++u) {
     w_next[u] = fetch_w(weight0 + stage_row + 16u * u, weight_end, stage_k8);
   }
-  for (uint k8 = 0u; k8 * 8u < p.k; k8 += STEP8) {
+  for (uint k8 = 0u; k8 * 8u < walked(matrix()); k8 += STEP8) {
     barrier();
     [[unroll]] for (uint u = 0u; u < 2u; ++u) {
       x_tile[(stage_row + 16u * u) * PITCH + stage_k8] = x_next[u];
@@ -93,7 +94,7 @@ void main() {
       w_tile[(stage_row + 16u * u) * PITCH + stage_k8] = w_next[u];
     }
     barrier();
-    if ((k8 + STEP8) * 8u < p.k) {
+    if ((k8 + STEP8) * 8u < walked(matrix())) {
       uint next = k8 + STEP8 + stage_k8;
       [[unroll]] for (uint u = 0u; u < 2u; ++u) {
         x_next[u] = fetch_x(row0 + stage_row + 16u * u, next, live);

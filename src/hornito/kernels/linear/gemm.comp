@@ -18,7 +18,7 @@
 // y = row tiles. With GATED a tile covers 64 pairs of a gate and an up row.
 // Push: see linear.glsl.
 // Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 WIDE (K is a multiple of 8),
-// 6 SOFTCAP, 7 FORMAT, 8 GROUP.
+// 6 SOFTCAP, 7 FORMAT, 8 GROUP, 9 OUTLIERS.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "linear.glsl"
@@ -38,7 +38,7 @@ shared float up_tile[STEP * 64];
 void fetch8(Matrix w, uint row, uint k0, out float v[8]) {
   if (WIDE == 1u) {
     vec4 a = vec4(0.0), b = vec4(0.0);
-    if (k0 < p.k) load_weights8(w, row, k0 / 8u, a, b);
+    if (k0 < walked(w)) load_weights8(w, row, k0 / 8u, a, b);
     for (uint i = 0u; i < 4u; ++i) {
       v[i] = a[i];
       v[4u + i] = b[i];
@@ -69,12 +69,13 @@ void main() {
 #endif
     }
   }
-  for (uint k0 = 0u; k0 < p.k; k0 += STEP) {
+  for (uint k0 = 0u; k0 < walked(m); k0 += STEP) {
     barrier();
     for (uint i = t; i < STEP * TILE_ROWS; i += 64u) {
       uint r = min(row0 + i / STEP, live - 1u);
       uint k = k0 + i % STEP;
-      x_tile[(i % STEP) * TILE_ROWS + i / STEP] = k < p.k ? load_float(p.x, r * p.k + k) : 0.0;
+      x_tile[(i % STEP) * TILE_ROWS + i / STEP] =
+          k < walked(m) ? load_float(p.x, r * p.k + x_column(m, k)) : 0.0;
     }
     for (uint i = t; i < 128u; i += 64u) {
       uint own = weight_row(min(n0 + i / 2u, p.n - 1u));

@@ -11,7 +11,7 @@
 // Geometry: 128 threads = LANES x (128 / LANES) output rows (x); ROWS rows of x a workgroup (y).
 // Push: see linear.glsl.
 // Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 4), 4 WIDE (K is a multiple of 8),
-// 5 LANES (a power of two, 8 to 128), 6 SOFTCAP, 7 FORMAT, 8 GROUP.
+// 5 LANES (a power of two, 8 to 128), 6 SOFTCAP, 7 FORMAT, 8 GROUP, 9 OUTLIERS.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -42,7 +42,7 @@ void main() {
   float sum[4 * SUMS];
   for (uint i = 0u; i < 4u * SUMS; ++i) sum[i] = 0.0;
   if (WIDE == 1u) {
-    uint k8 = p.k / 8u;
+    uint k8 = walked(m) / 8u;
     // Weights of four strides are on their way before the first is used.
     for (uint i0 = lane; i0 < k8; i0 += 4u * LANES) {
       vec4 a[4], b[4];
@@ -60,9 +60,8 @@ void main() {
         uint i = i0 + u * LANES;
         if (i >= k8) break;
         [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-          uint at = ((row0 + r) * k8 + i) * 2u;
-          vec4 x = load_float4(p.x, at);
-          vec4 y = load_float4(p.x, at + 1u);
+          vec4 x, y;
+          load_x8(m, p.x, row0 + r, i, x, y);
           sum[r] += dot(a[u], x) + dot(b[u], y);
 #ifdef GATED
           sum[4u + r] += dot(c[u], x) + dot(d[u], y);

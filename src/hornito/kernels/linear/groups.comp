@@ -9,7 +9,8 @@
 // Geometry: 8 threads = 8 * OUTPUTS output rows (x); one row of x (y).
 // Requires: a subgroup of at least 8, subgroup ballot operations; K a multiple of 32.
 // Push: see linear.glsl.
-// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 OUTPUTS (1 to 8), 6 SOFTCAP, 7 FORMAT, 8 GROUP.
+// Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 OUTPUTS (1 to 8), 6 SOFTCAP, 7 FORMAT, 8 GROUP,
+// 9 OUTLIERS.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -34,19 +35,26 @@ float join(float part) {
   return (a + b) + (c + d);
 }
 
+// The eight lanes' values in every lane.
+void hand_round(float own, out float x[8]) {
+  x[0] = subgroupBroadcast(own, 0u);
+  x[1] = subgroupBroadcast(own, 1u);
+  x[2] = subgroupBroadcast(own, 2u);
+  x[3] = subgroupBroadcast(own, 3u);
+  x[4] = subgroupBroadcast(own, 4u);
+  x[5] = subgroupBroadcast(own, 5u);
+  x[6] = subgroupBroadcast(own, 6u);
+  x[7] = subgroupBroadcast(own, 7u);
+}
+
 Values load_values(uint at, uint lane) {
   Values v;
   float own[4];
   [[unroll]] for (uint c = 0u; c < 4u; ++c) {
     own[c] = load_float(p.x, at + 8u * c + lane);
-    v.x[8u * c] = subgroupBroadcast(own[c], 0u);
-    v.x[8u * c + 1u] = subgroupBroadcast(own[c], 1u);
-    v.x[8u * c + 2u] = subgroupBroadcast(own[c], 2u);
-    v.x[8u * c + 3u] = subgroupBroadcast(own[c], 3u);
-    v.x[8u * c + 4u] = subgroupBroadcast(own[c], 4u);
-    v.x[8u * c + 5u] = subgroupBroadcast(own[c], 5u);
-    v.x[8u * c + 6u] = subgroupBroadcast(own[c], 6u);
-    v.x[8u * c + 7u] = subgroupBroadcast(own[c], 7u);
+    float x[8];
+    hand_round(own[c], x);
+    [[unroll]] for (uint e = 0u; e < 8u; ++e) v.x[8u * c + e] = x[e];
   }
   v.total = vec2(join(own[0] + own[1]), join(own[2] + own[3]));
   return v;
@@ -136,6 +144,17 @@ float add_group(float sum, Matrix m, uint row, uint i, Values v) {
   return fma(scale.x, dot, fma(scale.y, total, sum));
 }
 
+// Eight outliers of a row, times x.
+float add_outliers(float sum, Matrix m, uint row, uint i, float x[8]) {
+  vec4 a, b;
+  load_outliers8(m, row, i, a, b);
+  [[unroll]] for (uint e = 0u; e < 4u; ++e) {
+    sum = fma(a[e], x[e], sum);
+    sum = fma(b[e], x[4u + e], sum);
+  }
+  return sum;
+}
+
 void main() {
   uint lane = gl_SubgroupInvocationID;
   uint n0 = gl_WorkGroupID.x * 8u * OUTPUTS + lane;
@@ -159,6 +178,17 @@ void main() {
       sum[j] = add_group(sum[j], m, own, i, v);
 #ifdef GATED
       up[j] = add_group(up[j], m, own + 1u, i, v);
+#endif
+    }
+  }
+  for (uint i = 0u; i < OUTLIERS / 8u; ++i) {
+    float x[8];
+    hand_round(load_float(p.x, r * p.k + load_outlier_column(m, 8u * i + lane)), x);
+    [[unroll]] for (uint j = 0u; j < OUTPUTS; ++j) {
+      uint own = weight_row(min(n0 + 8u * j, p.n - 1u));
+      sum[j] = add_outliers(sum[j], m, own, i, x);
+#ifdef GATED
+      up[j] = add_outliers(up[j], m, own + 1u, i, x);
 #endif
     }
   }

@@ -11,7 +11,7 @@
 // Geometry: 64 threads, one output row n each (x); ROWS rows of x a workgroup (y).
 // Push: see linear.glsl.
 // Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 4), 4 WIDE (K is a multiple of 8),
-// 6 SOFTCAP, 7 FORMAT, 8 GROUP.
+// 6 SOFTCAP, 7 FORMAT, 8 GROUP, 9 OUTLIERS.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -51,8 +51,7 @@ void main() {
 #endif
   }
   if (WIDE == 1u) {
-    uint x4 = row0 * (p.k / 4u);
-    for (uint i = 0u; i < p.k / 8u; ++i) {
+    for (uint i = 0u; i < walked(m) / 8u; ++i) {
       vec4 a, b;
       load_weights8(m, own, i, a, b);
 #ifdef GATED
@@ -60,9 +59,8 @@ void main() {
       load_weights8(m, own + 1u, i, c, d);
 #endif
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-        uint at = x4 + r * (p.k / 4u) + 2u * i;
-        vec4 x = load_float4(p.x, at);
-        vec4 y = load_float4(p.x, at + 1u);
+        vec4 x, y;
+        load_x8(m, p.x, row0 + r, i, x, y);
         add8(sum[r], a, b, x, y);
 #ifdef GATED
         add8(up[r], c, d, x, y);

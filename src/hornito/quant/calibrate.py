@@ -1,0 +1,180 @@
+"""What a model makes of a text: the inputs of its matrices, computed on the device and read back.
+
+They lie in a temporary file until the matrix that reads them is rounded: a model's inputs over a
+text take about as much room as its weights, and no more than one matrix needs them at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import IO, TYPE_CHECKING
+
+import numpy as np
+
+from hornito.errors import UsageError
+from hornito.graph.graph import Graph
+from hornito.graph.reference import ReferenceState
+from hornito.graph.shapes import S
+from hornito.ops import registry
+from hornito.ops.base import Array
+from hornito.plan.plan import PlanOptions
+from hornito.progress import Progress
+from hornito.quant.formats import Floats, weight_format
+from hornito.quant.matrix import Statistics
+from hornito.quant.planes import unpack
+from hornito.runtime.engine import Engine
+from hornito.runtime.session import Session
+
+if TYPE_CHECKING:
+    from hornito.package.reader import Package
+    from hornito.vk.device import Device
+
+SEQUENCE = 256
+"""Tokens of a sequence: each is evaluated by itself, from position 0."""
+
+SHORTEST = 16
+"""A text's last tokens are left out when they are fewer."""
+
+_MATRIX_OPS = ("linear", "gated_linear", "head")
+_LARGEST = 1024.0
+
+
+def own_text() -> str:
+    """The text that is taken when the user gives none: prose, dialogue, code, lists."""
+    return resources.files("hornito.quant").joinpath("calibration.txt").read_text("utf-8")
+
+
+def sequences(ids: Sequence[int], count: int, bos: int | None) -> list[list[int]]:
+    """At most `count` sequences of a text's tokens, each behind `bos` where there is one.
+
+    Raises:
+        UsageError: the text is too short for one.
+    """
+    start = [] if bos is None else [bos]
+    room = SEQUENCE - len(start)
+    body = list(ids[1:] if start and ids and ids[0] == bos else ids)
+    runs = [start + body[at : at + room] for at in range(0, len(body), room)]
+    runs = [run for run in runs[:count] if len(run) >= SHORTEST]
+    if not runs:
+        raise UsageError(
+            f"the calibration text has {len(ids)} tokens; it needs at least {SHORTEST}"
+        )
+    return runs
+
+
+@dataclass(slots=True)
+class Activations:
+    """The rows that went into each value that a matrix reads, in a temporary file.
+
+    A piece is rows of fp16 numbers and the power of two that they were divided by.
+    """
+
+    file: IO[bytes]
+    of_weight: dict[str, str] = field(default_factory=dict)
+    pieces: dict[str, list[tuple[int, int, int, float]]] = field(default_factory=dict)
+
+    def add(self, value: str, rows: Floats) -> None:
+        """Keep rows `[n, K]` of a value."""
+        largest = float(np.abs(rows).max(initial=0.0))
+        scale = 2.0 ** max(0.0, np.ceil(np.log2(max(largest, 1e-30) / _LARGEST)))
+        at = self.file.seek(0, 2)
+        self.file.write((rows / np.float32(scale)).astype(np.float16).tobytes())
+        self.pieces.setdefault(value, []).append((at, *rows.shape, scale))
+
+    def statistics(self, weight: str) -> Statistics | None:
+        """Of the inputs of a matrix; None when nothing was kept of them."""
+        value = self.of_weight.get(weight)
+        if value is None or value not in self.pieces:
+            return None
+        rows = np.concatenate([self._read(piece) for piece in self.pieces[value]])
+        moments = rows.T @ rows
+        moments /= np.float32(len(rows))
+        return Statistics(moments, rows.mean(axis=0))
+
+    def _read(self, piece: tuple[int, int, int, float]) -> Floats:
+        at, count, width, scale = piece
+        self.file.seek(at)
+        halves = np.frombuffer(self.file.read(2 * count * width), np.float16)
+        return halves.reshape(count, width).astype(np.float32) * np.float32(scale)
+
+
+def calibrate(
+    device: Device,
+    package: Package,
+    graph: Graph,
+    runs: Sequence[Sequence[int]],
+    file: IO[bytes],
+    progress: Progress,
+) -> Activations:
+    """Evaluate sequences on a device, and keep what every matrix of the graph reads.
+
+    Args:
+        package: with the weights of `graph`.
+        file: an open temporary file, to keep it in.
+
+    Raises:
+        DeviceMemoryError: the model does not fit.
+    """
+    options = PlanOptions(context=SEQUENCE, kv_half=False, keep_values=True, chunk_rows=(SEQUENCE,))
+    engine = Engine(device, package, graph, options, (), progress, precision="high")
+    try:
+        kept = Activations(file)
+        wanted = _inputs(graph, kept.of_weight)
+        reader = _Reader(engine, package)
+        progress.start("calibrating", sum(len(run) for run in runs))
+        for run in runs:
+            with Session(engine) as session:
+                session.prefill(run)
+            for value in wanted:
+                kept.add(value, reader.rows(value, len(run)))
+            progress.advance(len(run))
+        progress.finish()
+    finally:
+        engine.close()
+    return kept
+
+
+def _inputs(graph: Graph, of_weight: dict[str, str]) -> list[str]:
+    """The values that matrices read, and which weight reads which."""
+    found: dict[str, None] = {}
+    for node in graph:
+        if node.op in _MATRIX_OPS:
+            of_weight[node.inputs[1]] = node.inputs[0]
+            found[node.inputs[0]] = None
+    return list(found)
+
+
+class _Reader:
+    """Values of the last chunk that an engine evaluated.
+
+    A value behind the selection of rows is what its node makes when all rows are selected: the
+    device has it for the last row only, and the rest would take a pass of the head for each.
+    """
+
+    def __init__(self, engine: Engine, package: Package) -> None:
+        self._engine = engine
+        self._graph = engine.graph
+        self._package = package
+        self._state = ReferenceState(dtype=np.float32, context=SEQUENCE)
+
+    def rows(self, name: str, count: int) -> Floats:
+        """The first `count` rows of a value."""
+        if self._graph.values[name].shape[0] != S:
+            return self._engine.value("chunk", SEQUENCE, name, count)
+        node = self._graph.producer(name)
+        if node is None:
+            raise UsageError(f"nothing makes the value {name}")
+        inputs = [self._operand(operand, count) for operand in node.inputs]
+        (result, *_) = registry.op(node.op).reference(node, inputs, self._state)
+        return np.asarray(result, np.float32)
+
+    def _operand(self, name: str, count: int) -> Array | None:
+        if not name:
+            return None
+        weight = self._graph.weights.get(name)
+        if weight is not None:
+            data = np.frombuffer(self._package.tensor(name), np.uint8)
+            return unpack(weight_format(weight.dtype), data, weight.shape)
+        return np.arange(count) if name == "selection" else self.rows(name, count)

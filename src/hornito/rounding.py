@@ -1,0 +1,148 @@
+"""Rounding the matrices of a graph that is about to be written, with what a text makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from hornito.errors import NoDeviceError, UsageError
+from hornito.graph.graph import Graph
+from hornito.graph.storage import Storage
+from hornito.package import open_package
+from hornito.package.model import model_graph
+from hornito.progress import Progress
+from hornito.quant.choice import Quantisation
+from hornito.quant.quantiser import Limits, Quantiser, to_round
+
+if TYPE_CHECKING:
+    from hornito.package.reader import Package
+    from hornito.quant.calibrate import Activations
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What was done: for the manifest, and what the user should know."""
+
+    record: dict[str, Any] = field(default_factory=dict)
+    warnings: list[str] = field(default_factory=list)
+
+
+def storage_of(weights: str, quantisation: Quantisation) -> Storage:
+    """The storage types that a choice of weights and a quantisation ask for."""
+    return Storage(weights, quantisation.group, quantisation.table, quantisation.outliers)
+
+
+@contextmanager
+def rounded(
+    graph: Graph,
+    storage: Storage,
+    quantisation: Quantisation,
+    plain: Callable[[Path], Path],
+    beside: Path,
+    progress: Progress,
+) -> Iterator[Rounding]:
+    """Round the matrices of a graph; inside the context their data can be written.
+
+    Args:
+        graph: after passes, with storage types assigned; its weights are changed.
+        plain: gives a package of the same graph with weights that were not rounded, made in the
+            folder that it is given, or not at all.
+        beside: the file that is going to be written; temporary files lie in its folder.
+
+    Raises:
+        UsageError: there is no tokenizer for a calibration text that was asked for, or the target
+            size can't be met.
+        NoDeviceError: samples are wanted, and there is no device.
+    """
+    if not to_round(graph):
+        yield Rounding()
+        return
+    parent = beside.absolute().parent
+    with (
+        tempfile.TemporaryDirectory(prefix=".hornito-", dir=parent) as folder,
+        tempfile.TemporaryFile(dir=parent) as kept,
+        tempfile.TemporaryFile(dir=parent) as file,
+    ):
+        calibration = _Calibration(quantisation, storage.weights, progress)
+        calibration.run(lambda: plain(Path(folder)), kept)
+        limits = Limits(quantisation.error, quantisation.target_bytes)
+        report = Quantiser(graph, calibration.activations, file).run(limits, progress)
+        yield Rounding(
+            {**calibration.record, **report.to_dict()}, calibration.warnings + report.warnings
+        )
+
+
+class _Calibration:
+    """What the matrices of a model read over a text, if that is wanted and can be had."""
+
+    def __init__(self, quantisation: Quantisation, weights: str, progress: Progress) -> None:
+        self._quantisation = quantisation
+        self._count = quantisation.sequences(weights)
+        self._progress = progress
+        self.activations: Activations | None = None
+        self.record: dict[str, Any] = {"samples": 0}
+        self.warnings: list[str] = []
+
+    def run(self, plain: Callable[[], Path], file: IO[bytes]) -> None:
+        """Evaluate the text on a device, and keep what is read in a file."""
+        if not self._count:
+            return
+        with open_package(plain()) as package:
+            ids = self._text_ids(package)
+            if ids:
+                self._evaluate(package, ids, file)
+
+    def _text_ids(self, package: Package) -> list[int]:
+        """Token ids of the text; none, with a warning, without a tokenizer."""
+        from hornito.quant.calibrate import own_text
+        from hornito.text.tokenizer import Tokenizer
+
+        asked = self._quantisation
+        if "tokenizer.json" not in package.blobs:
+            if asked.samples or asked.text:
+                raise UsageError(
+                    "the model has no tokenizer, which a calibration text needs; "
+                    "--quant-samples 0 (samples=0) rounds by the weights alone"
+                )
+            self.warnings.append(
+                "the model has no tokenizer: matrices are rounded by their weights alone"
+            )
+            return []
+        facts = package.manifest.facts
+        tokenizer = Tokenizer(
+            package.blob("tokenizer.json"),
+            add_bos=facts["add_bos"],
+            bos_id=facts["bos_id"],
+            eos_ids=facts["eos_ids"],
+        )
+        return tokenizer.encode(own_text() if asked.text is None else asked.text, add_bos=False)
+
+    def _evaluate(self, package: Package, ids: list[int], file: IO[bytes]) -> None:
+        from hornito.quant.calibrate import calibrate, sequences
+        from hornito.vk.device import open_device
+
+        facts = package.manifest.facts
+        runs = sequences(ids, self._count, facts["bos_id"] if facts["add_bos"] else None)
+        try:
+            device = open_device(self._quantisation.device)
+        except NoDeviceError as error:
+            raise NoDeviceError(
+                f"{error}. Four-bit weights are made with what a text makes of the model, on a "
+                "device; --quant-samples 0 (samples=0) rounds by the weights alone"
+            ) from error
+        try:
+            graph = model_graph(package)
+            self.activations = calibrate(device, package, graph, runs, file, self._progress)
+        finally:
+            device.close()
+        digest = hashlib.sha256(b"".join(i.to_bytes(4, "little") for i in ids)).hexdigest()
+        self.record = {
+            "samples": len(runs),
+            "tokens": sum(len(run) for run in runs),
+            "text_ids_sha256": digest,
+        }
