@@ -214,7 +214,7 @@ def _print(found: Comparison, summary: bool) -> None:
             print(f"only in {label}, not compared: {', '.join(names[:4])}{more}")
     if found.only_reference:
         print("(passes make one op of several; --disable-pass NAME leaves one out of MODEL)")
-    print_end(found.first, found.tolerance, found.dumped)
+    print_end(found.first, found.tolerance, found.dumped, row="position")
 
 
 def print_values(runs: list[tuple[Difference, ...]]) -> None:
@@ -237,8 +237,10 @@ def print_values(runs: list[tuple[Difference, ...]]) -> None:
     print_table(("value", "op", "cosine", "max abs", "relative", "worst at", ""), rows)
 
 
-def print_end(first: Difference | None, tolerance: Tolerance, dumped: Iterable[str]) -> None:
-    """What was written, and the verdict."""
+def print_end(
+    first: Difference | None, tolerance: Tolerance, dumped: Iterable[str], row: str = "row"
+) -> None:
+    """What was written, and the verdict; `row` is what a row of a value stands for."""
     for path in dumped:
         print(f"wrote {path}")
     limits = f"relative error {tolerance.relative:g}, cosine {tolerance.cosine:g}"
@@ -249,7 +251,7 @@ def print_end(first: Difference | None, tolerance: Tolerance, dumped: Iterable[s
     run = f" in {first.run}" if first.run else ""
     print(
         f"DIFFERS beyond {limits}\nfirst divergence: {first.value}, made by {first.op}{kernels}"
-        f"{run}, from row {first.first} on: relative {first.relative:.3g}, cosine "
+        f"{run}, from {row} {first.first} on: relative {first.relative:.3g}, cosine "
         f"{first.cosine:.6f}, max abs {first.max_abs:.3g}"
     )
 

@@ -96,12 +96,16 @@ def run_tensors(arguments: argparse.Namespace) -> int:
 def _graph(arguments: argparse.Namespace, path: Path, given: dict[str, Any]) -> TensorGraph:
     """The graph of a package's bucket, or of an ONNX model bound to --dim and the inputs."""
     from hornito.importers.onnx_generic import Binding, bind_to, import_generic
+    from hornito.package import open_package
     from hornito.tensor.buckets import pick
     from hornito.tensor.package import load_buckets
 
     dims = dict(arguments.dim)
     parsed = None if path.suffix == ".vxm" else parsed_source(path)
     if parsed is None:
+        if arguments.verify:
+            with open_package(path) as package:
+                package.check()
         buckets = load_buckets(path)
         if arguments.bucket is not None:
             buckets = [b for b in buckets if b.name == arguments.bucket] or buckets

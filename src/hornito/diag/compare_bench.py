@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornito.cache import resolve_model
 from hornito.compiler import compile_source, is_package
+from hornito.diag.bench import prompt_ids
 from hornito.diag.compare_decoder import DeviceSide, NumpySide, Run, Side, StoredWeights
 from hornito.diag.compare_values import (
     PRECISION_TOLERANCE,
@@ -21,6 +22,7 @@ from hornito.errors import ContextOverflowError, UsageError
 from hornito.graph.graph import Graph
 from hornito.graph.passes import ORDER
 from hornito.loading import open_model
+from hornito.ops.base import head_ids
 from hornito.ops.variants import Choices
 from hornito.package import Package, open_package
 from hornito.package.model import model_graph
@@ -30,6 +32,7 @@ from hornito.progress import NullProgress, Progress
 from hornito.runtime.engine import Engine
 from hornito.runtime.memory import fit_context
 from hornito.runtime.settle import KernelPolicy
+from hornito.text.tokenizer import package_tokenizer
 from hornito.vk.device import open_device
 
 if TYPE_CHECKING:
@@ -102,6 +105,7 @@ class Workbench:
         self.settings = settings
         self.progress = progress or NullProgress()
         self._folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hornito-")))
+        self._compiles = 0
         self.notes: list[str] = []
         self.model = resolve_model(model, settings.weights)
         self.has_source = not is_package(self.model)
@@ -119,7 +123,8 @@ class Workbench:
         ref_package = self._reference_package(stack, reference)
         ref_graph = model_graph(ref_package)
         self.tolerance = self._tolerance(ref_graph)
-        self.prompt = self._prompt_ids(prompt)
+        vocabulary = min(head_ids(self.graph), head_ids(ref_graph))
+        self.prompt = self._prompt_ids(prompt, vocabulary)
         self.reference: Side
         if settings.ref_backend == VULKAN:
             options = replace(self._options(ref_graph, Choices()), fp32_nodes=frozenset())
@@ -130,6 +135,11 @@ class Workbench:
         self.progress.start("evaluating the reference", 1)
         tokens = self.reference.greedy(self.prompt, settings.steps)
         self.progress.finish()
+        if max(tokens, default=0) >= vocabulary:
+            raise UsageError(
+                f"the reference answers with token {max(tokens)}; the model has {vocabulary}: they "
+                "are not the same model"
+            )
         self.ids = (*self.prompt, *tokens)
 
     # -- files ------------------------------------------------------------------------------
@@ -146,11 +156,13 @@ class Workbench:
         return open_model(self.model, self.settings.weights, self.progress)
 
     def _compiled(self, source: Path, weights: str | None, disabled: Collection[str]) -> Package:
-        number = len(list(self._folder.iterdir()))
-        path = self._folder / f"{number}.vxm"
+        self._compiles += 1
+        path = self._folder / f"{self._compiles}.vxm"
         compile_source(source, path, weights=weights, disabled_passes=disabled)
         package = open_package(path)
-        path.unlink()  # the map stays until it is closed
+        # What is open stays readable. Windows keeps it until the folder goes.
+        with suppress(PermissionError):
+            path.unlink()
         return package
 
     def _reference_package(self, stack: ExitStack, reference: str) -> Package:
@@ -176,6 +188,7 @@ class Workbench:
         return stack.enter_context(open_model(source, weights, self.progress))
 
     def _context(self) -> int:
+        """Positions of the plan: those asked for, or the model's own as far as they fit."""
         facts = self.package.manifest.facts
         if self.settings.backend == CPU or self.device is None:
             return self.settings.context or int(facts["context_length"])
@@ -188,11 +201,8 @@ class Workbench:
         requested = self.settings.context is not None
         return fit_context(self.graph, self.device, options, requested=requested).context
 
-    def _prompt_ids(self, prompt: str | Sequence[int] | None) -> list[int]:
-        from hornito.diag.bench import prompt_ids
-        from hornito.text.tokenizer import package_tokenizer
-
-        vocabulary = int(self.package.manifest.facts["vocab_size"])
+    def _prompt_ids(self, prompt: str | Sequence[int] | None, vocabulary: int) -> list[int]:
+        """The prompt as ids below `vocabulary`, with room for the steps behind it."""
         if prompt is None:
             ids = prompt_ids(24, vocabulary)
         elif isinstance(prompt, str):

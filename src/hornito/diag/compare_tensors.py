@@ -67,16 +67,16 @@ def compare_tensors(
         UsageError: they have no output of one name and shape.
     """
     model = _trace(graph, inputs, device)
+    nodes = {name: node for node in graph.nodes for name in node.outputs}
     if reference is graph and ref_device is None:
         other = Trace("", evaluate(graph, inputs, keep=True))
     else:
-        names = {n: f"output {label}" for label, n in graph.outputs.items()}
-        model = Trace("", {names[n]: model.values[n] for n in names if n in model.values})
+        named = {f"output {label}": name for label, name in graph.outputs.items()}
+        nodes = {label: nodes[name] for label, name in named.items() if name in nodes}
+        model = Trace("", {label: model.values[named[label]] for label in nodes})
         found = _trace(reference, inputs, ref_device).values
         outputs = reference.outputs.items()
         other = Trace("", {f"output {label}": found[n] for label, n in outputs if n in found})
-    ops = {name: node.op for node in graph.nodes for name in node.outputs}
-    sources = {name: node.source for node in graph.nodes for name in node.outputs}
     shared = [
         name
         for name, array in model.values.items()
@@ -91,8 +91,8 @@ def compare_tensors(
             model.values[name],
             other.values[name],
             tolerance,
-            op=ops.get(name, ""),
-            kernels=(sources[name],) if sources.get(name) else (),
+            op=f"{nodes[name].op} of {nodes[name].source}".removesuffix(" of "),
+            kernels=(f"tensor/{nodes[name].op}",),
         )
         for name in shared
     )
