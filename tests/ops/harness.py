@@ -31,6 +31,7 @@ from hornito.ops.base import (
     Tail,
 )
 from hornito.ops.kernels import load_spirv
+from hornito.ops.variants import DEFAULTS, Choices
 from hornito.plan.hazards import Range, barriers
 from hornito.plan.plan import weight_sizes
 from hornito.quant.formats import weight_format
@@ -164,6 +165,7 @@ class Call:
         context: positions that the plan allows; the block table's by default.
         half_operands: whether matrix products may round their operands.
         allow_nan: whether live results may hold NaN.
+        choices: what departs from the default variants.
     """
 
     graph: Graph
@@ -187,6 +189,7 @@ class Call:
     padding: bool = True
     allow_nan: bool = False
     barrier_everywhere: bool = False
+    choices: Choices = DEFAULTS
 
     @property
     def live_rows(self) -> int:
@@ -294,6 +297,7 @@ def lower(call: Call, caps: Caps) -> Lowering:
         tail=call.tail,
         slots=call.slots,
         half_operands=call.half_operands,
+        choices=call.choices,
     )
     for node in call.graph:
         registry.op(node.op).lower(node, low)

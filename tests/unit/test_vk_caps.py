@@ -140,6 +140,13 @@ def test_powervr_loses_matrices_and_dot_products() -> None:
     assert caps.quirks == {"no_coopmat", "no_dot_product"}
 
 
+def test_d19_known_faults_can_be_overridden(monkeypatch: pytest.MonkeyPatch) -> None:
+    powervr = replace(INFO, vendor_id=0x1010)
+    monkeypatch.setenv("HORNITO_IGNORE_QUIRKS", "no_coopmat, something_else")
+    caps = apply_quirks(Caps.parse(RECORD), quirks_for(powervr))
+    assert caps.coopmat and caps.quirks == {"no_dot_product"}
+
+
 def test_driver_and_version_ranges() -> None:
     table = (Quirk("no_float16", None, "llvmpipe", (10, 20), "https://example.org", "a test"),)
     device = replace(INFO, driver_name="LLVMpipe", driver_version=10)

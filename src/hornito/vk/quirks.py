@@ -5,6 +5,7 @@ Ops never test for a vendor: they read `caps.quirks` and the features that are l
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -54,12 +55,21 @@ QUIRKS: tuple[Quirk, ...] = (
 )  # fmt: skip
 
 
+def ignored_quirks() -> frozenset[str]:
+    """Flags that the user overrides: $HORNITO_IGNORE_QUIRKS, names with commas between."""
+    words = os.environ.get("HORNITO_IGNORE_QUIRKS", "").split(",")
+    return frozenset(word.strip() for word in words if word.strip())
+
+
 def quirks_for(info: DeviceInfo, table: tuple[Quirk, ...] = QUIRKS) -> tuple[Quirk, ...]:
-    """The rows that apply to a device."""
+    """The rows that apply to a device and that the user does not override."""
     driver = info.driver_name.lower()
+    ignored = ignored_quirks()
     found = []
     for quirk in table:
         first, last = quirk.versions
+        if quirk.flag in ignored:
+            continue
         if (
             quirk.vendor_id in (None, info.vendor_id)
             and quirk.driver in driver
