@@ -63,7 +63,7 @@ def clients(
     """So many clients with `each` requests one after another; in a process of their own."""
 
     def one(client: int) -> list[tuple[float, float]]:
-        first = 1000 * count + each * client
+        first = 1000 * count + tokens + each * client
         return [request(url, first + i, prompt, tokens) for i in range(each)]
 
     began = time.perf_counter()

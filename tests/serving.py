@@ -117,14 +117,9 @@ def live(
 ) -> Iterator[Live]:
     """A server with a text model; `options` are those of `hornito.load`."""
     usual = {"slots": 4, "weights": "fp32", "precision": "high", "context": 256, **options}
-
-    def load() -> LLM:
-        return hornito.load(model, **usual)
-
     metrics = Metrics()
-    scheduler = Scheduler(
-        load(), queue_limit=queue_limit, cache_bytes=cache_bytes, reload=load, watch=metrics
-    )
+    llm = hornito.load(model, **usual)
+    scheduler = Scheduler(llm, queue_limit=queue_limit, cache_bytes=cache_bytes, watch=metrics)
     metrics.follow(scheduler)
     service = TextService(scheduler, metrics, NAME, sampling)
     with (

@@ -18,11 +18,14 @@ import pytest
 import hornito
 from faults import lose
 from hornito.compiler import compile_source
-from hornito.errors import HornitoError
+from hornito.errors import HornitoError, NoDeviceError
+from hornito.runtime import engine as engine_module
 from hornito.runtime.results import Chunk
 from hornito.runtime.sampler import SamplingParams
+from hornito.serve import scheduler as scheduler_module
 from hornito.serve.scheduler import Scheduler
 from hornito.serve.work import BusyError, Event, Group, Job, Queue, Work
+from hornito.vk.device import open_device
 from serving import NAME, Live, live, parse_events, texts, wait
 from tiny import write_llama
 
@@ -242,15 +245,26 @@ def test_a_request_that_fails_touches_no_other(tmp_path: Path, device: str | Non
         assert server.used_blocks() == [0]
 
 
-def test_d15_a_lost_device_comes_back(text_model: Path, device: str | None) -> None:
+def test_d15_a_lost_device_comes_back(
+    text_model: Path, device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """503 for what runs and waits, an unhealthy /health, and then all is well again."""
+    hold = threading.Event()
+    tries: list[str] = []
+
+    def open_again(*arguments: Any, **options: Any) -> Any:
+        tries.append("opened")
+        hold.wait(60)
+        if len(tries) == 1:
+            raise NoDeviceError("the driver is still busy with itself")
+        return open_device(*arguments, **options)
+
+    monkeypatch.setattr(engine_module, "open_device", open_again)
+    monkeypatch.setattr(scheduler_module, "RETRY_SECONDS", (0.0, 0.05))
     with live(text_model, device=device, slots=2) as server:
         whole = server.complete([5, 6, 7], max_tokens=9, temperature=0)
-        lost = server.llm
-        hold = threading.Event()
-        reload = server.scheduler._reload
-        assert reload is not None
-        server.scheduler._reload = lambda: (hold.wait(60), reload())[1]
+        engine = server.llm.engine
+        rows = max(rows for kind, rows in engine.plan.buckets if kind == "chunk")
         with ThreadPoolExecutor(4) as clients:
             asked = [
                 clients.submit(
@@ -259,7 +273,7 @@ def test_d15_a_lost_device_comes_back(text_model: Path, device: str | None) -> N
                 for i in range(3)
             ]
             wait(lambda: server.scheduler.running == 2 and len(server.scheduler.queue) > 1)
-            lose(lost.engine.device)
+            lose(engine.device)
             answers = [one.result() for one in asked]
         assert [answer.status_code for answer in answers] == [503] * 3
         assert answers[0].json()["error"]["code"] == "device_lost"
@@ -270,15 +284,18 @@ def test_d15_a_lost_device_comes_back(text_model: Path, device: str | None) -> N
         assert "hornito_up 0.0" in server.http.get("/metrics").text
         hold.set()
         wait(lambda: server.http.get("/health").status_code == 200)
-        assert server.llm is not lost
+        assert len(tries) == 2 and engine.generation > 0
+        assert max(r for kind, r in engine.plan.buckets if kind == "chunk") < rows
         again = server.complete([5, 6, 7], max_tokens=9, temperature=0)
         assert again["choices"] == whole["choices"]
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         # Nobody has to ask the model for it: /health alone notices.
         hold.clear()
-        lose(server.llm.engine.device)
+        lose(engine.device)
         assert server.http.get("/health").status_code == 503
         hold.set()
         wait(lambda: server.http.get("/health").status_code == 200)
+        assert server.used_blocks() == [0] and engine.free_slots == 2
 
 
 def test_h14_long_answers_outlive_idle_connections(text_model: Path, device: str | None) -> None:

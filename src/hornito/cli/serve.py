@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 from hornito.cli.model import add_model, load_model
 from hornito.cli.options import add_option, add_sampling, positive_int, sampling_keywords, whole
 from hornito.errors import UsageError
-from hornito.progress import NullProgress, TerminalProgress
+from hornito.progress import TerminalProgress
 
 if TYPE_CHECKING:
-    from hornito.api import LLM
-    from hornito.progress import Progress
     from hornito.serve.app import Service
     from hornito.serve.server import Address
 
@@ -134,24 +132,18 @@ def _text_model(arguments: argparse.Namespace, name: str) -> Service:
 
     sampling = sampling_keywords(arguments)
     with TerminalProgress() as progress:
-        llm = load(arguments, progress)
+        llm = load_model(arguments, progress, slots=arguments.slots, kv_bytes=arguments.kv_bytes)
         progress.finish()
     metrics = Metrics()
     scheduler = Scheduler(
         llm,
         queue_limit=arguments.queue,
         cache_bytes=arguments.cache_bytes,
-        reload=lambda: load(arguments, NullProgress()),
         watch=metrics,
     )
     metrics.follow(scheduler)
     print(f"hornito: {llm.device_line}\n{llm.plan_summary()}", file=sys.stderr)
     return TextService(scheduler, metrics, name, sampling)
-
-
-def load(arguments: argparse.Namespace, progress: Progress) -> LLM:
-    """The model, with the slots that were asked for."""
-    return load_model(arguments, progress, slots=arguments.slots, kv_bytes=arguments.kv_bytes)
 
 
 def _name(model: str) -> str:

@@ -169,19 +169,22 @@ class Engine:
         self.trust = settle(self, progress, self._policy)
         self._built = True
 
-    def revive(self) -> None:
+    def revive(self, *, wanted: bool = False) -> None:
         """After a loss of the device, open it again and put all but the KV cache on it.
 
         Prompts are evaluated in chunks of half the rows from then on, in submissions of bounded
         time. On a device that is well this does nothing.
 
+        Args:
+            wanted: also on an engine that does not recover by itself.
+
         Raises:
-            DeviceLostError: the engine does not recover, or the device was lost again.
+            DeviceLostError: nobody wants it, or the device was lost again.
             NoDeviceError: the device is gone.
         """
         if self._closed or (self._built and not self.device.lost):
             return
-        if not self.recover:
+        if not self.recover and not wanted:
             raise self.lost_error()
         log.warning("%s was lost; it is opened again", self.device.info.name)
         old = self.device

@@ -28,7 +28,7 @@ class Scheduler:
 
     Attributes:
         queue: what waits.
-        state: `ok`; `device lost` until the model has been loaded again; `stopping`.
+        state: `ok`; `device lost` until the device has been opened again; `stopping`.
     """
 
     def __init__(
@@ -37,7 +37,6 @@ class Scheduler:
         *,
         queue_limit: int = 64,
         cache_bytes: int | None = None,
-        reload: Callable[[], LLM] | None = None,
         watch: Watch | None = None,
     ) -> None:
         """Start the thread.
@@ -46,13 +45,11 @@ class Scheduler:
             llm: a loaded model, which the scheduler closes.
             queue_limit: answers that may wait.
             cache_bytes: budget of the prefix cache; None is all that the KV pools leave.
-            reload: loads the model again after its device was lost.
             watch: told about the work.
         """
         self.queue = Queue(queue_limit)
         self.state = "ok"
         self._cache_bytes = cache_bytes
-        self._reload = reload
         self._watch = watch or NoWatch()
         self._calls: list[Callable[[], None]] = []
         self._rounds = self._begin(llm)
@@ -67,7 +64,7 @@ class Scheduler:
 
     @property
     def llm(self) -> LLM:
-        """The model; another object after its device was lost."""
+        """The model."""
         return self._rounds.llm
 
     @property
@@ -164,7 +161,7 @@ class Scheduler:
     def _why(self) -> str:
         if self.state == "stopping":
             return "the server is stopping"
-        return "the device was lost, and the model is being loaded again; try again later"
+        return "the device was lost, and the model is being put on it again; try again later"
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -205,7 +202,7 @@ class Scheduler:
             job.tell(error)
 
     def _lose(self, error: DeviceLostError) -> None:
-        """The device is gone: say so to everyone, then load the model again."""
+        """The device is gone: say so to everyone, then open it again, however long that takes."""
         log.error("%s", error)
         with self.queue.changed:
             if self.state == "stopping":
@@ -213,10 +210,7 @@ class Scheduler:
             self.state = "device lost"
         self._rounds.fail_all(error)
         self._fail_waiting(error)
-        self._rounds.cache.clear()
-        self.llm.close()
-        if self._reload is None:
-            return
+        self.cache.clear()
         for attempt in range(1 << 30):
             wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
             with self.queue.changed:
@@ -225,18 +219,18 @@ class Scheduler:
                 if self.state == "stopping":
                     return
             try:
-                llm = self._reload()
+                self.llm.engine.revive(wanted=True)
             except HornitoError as failure:
-                log.error("the model can't be loaded again yet: %s", failure)
+                log.error("the device can't be opened again yet: %s", failure)
                 continue
-            self._resume(llm)
+            self._resume()
             return
 
-    def _resume(self, llm: LLM) -> None:
+    def _resume(self) -> None:
         before = self.cache
-        self._rounds = self._begin(llm)
+        self._rounds = self._begin(self.llm)
         self.cache.lookups, self.cache.hits = before.lookups, before.hits
         with self.queue.changed:
             if self.state != "stopping":
                 self.state = "ok"
-        log.warning("the model is loaded again")
+        log.warning("the device is open again")
