@@ -178,10 +178,9 @@ def compare(bench: Workbench) -> Comparison:
     settings = bench.settings
     with bench.side() as side:
         names = value_names(side.graph)
-        others = [
-            *value_names(bench.reference.graph),
-            *joined(side.graph, bench.reference.graph),
-        ]
+        together = joined(side.graph, bench.reference.graph)
+        parts = {part for several in together.values() for part in several}
+        others = [*value_names(bench.reference.graph), *together]
         shared = [name for name in names if name in set(others)]
         if not shared:
             raise UsageError("model and reference have no value in common")
@@ -197,7 +196,7 @@ def compare(bench: Workbench) -> Comparison:
             bench.ids,
             len(bench.prompt),
             only_model=[name for name in names if name not in set(others)],
-            only_reference=[name for name in others if name not in set(names)],
+            only_reference=[name for name in others if name not in parts.union(names)],
             pinned=bench.pinned,
             notes=list(bench.notes),
         )

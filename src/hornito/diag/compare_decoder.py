@@ -85,35 +85,26 @@ def makers(graph: Graph) -> dict[str, str]:
     return found
 
 
-def joined(graph: Graph, reference: Graph) -> dict[str, list[str]]:
-    """Results of linears that a pass made of several, and the results in the reference that lie
-    side by side in them: one linear for each tensor that the pass has joined."""
-    names = {name for node in reference for name in node.outputs}
-    single: dict[tuple[str, ...], list[str]] = {}
-    for node in reference:
-        if node.op == "linear":
-            single.setdefault(node.covers, []).append(node.outputs[0])
+def joined(graph: Graph, reference: Graph) -> dict[str, tuple[str, ...]]:
+    """Projections to q, k and v in one, by the pass `merge_qkv`: the value's name, and the names of
+    the three in a reference that has them apart."""
+    appends = {node.name: node for node in reference if node.op == "kv_append"}
+    readers = {node.inputs[1]: node for node in reference if node.op == "attention"}
+    makes = {name: node for node in reference for name in node.outputs}
+
+    def projection(name: str) -> str:
+        """What comes out of the projection, before norm and RoPE."""
+        while name in makes and makes[name].op in ("rms_norm", "rope"):
+            name = makes[name].inputs[0]
+        return name
+
     found = {}
     for node in graph:
-        if node.op == "linear" and node.outputs[0] not in names:
-            parts = _cut(node.covers, single)
-            if len(parts) > 1:
-                found[node.outputs[0]] = parts
+        append = appends.get(node.name) if node.op == "rope_append" else None
+        if append is not None:
+            q = readers[append.outputs[0]].inputs[0]
+            found[node.inputs[0]] = (projection(q), *map(projection, append.inputs))
     return found
-
-
-def _cut(covers: tuple[str, ...], single: Mapping[tuple[str, ...], list[str]]) -> list[str]:
-    """The results whose covers make up `covers` in order; none where they do not. Results of equal
-    covers (slices of one tensor) are taken in turn."""
-    parts: list[str] = []
-    while covers:
-        size = next((n for n in range(1, len(covers) + 1) if covers[:n] in single), 0)
-        turn = [name for name in single.get(covers[:size], ()) if name not in parts]
-        if not turn:
-            return []
-        parts.append(turn[0])
-        covers = covers[size:]
-    return parts
 
 
 def with_joined(graph: Graph, reference: Graph, trace: Trace) -> Trace:
