@@ -135,16 +135,21 @@ def test_an_embedding_of_4_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tensor", "column", "block"])
-def test_dequantize_linear(tmp_path: Path, kind: str) -> None:
-    """A large int8 weight `[in, out]`: one scale, one a column, or blocks along the rows."""
+@pytest.mark.parametrize("half", [False, True])
+def test_dequantize_linear(tmp_path: Path, kind: str, half: bool) -> None:
+    """A large int8 weight `[in, out]`: one scale, one a column, or blocks along the rows; kept as
+    it is when scales are fp16 numbers."""
     d = Decoder(seed=12)
     x, h, _, k, v = d.start()
     width, rows = 128, HEADS * DIM
     wide = d.op("MatMul", [h, d.matrix("widen", HIDDEN, width, scale=0.1)])
     codes = d.rng.integers(-128, 128, (width, rows)).astype(np.int8)
     shape = {"tensor": (), "column": (rows,), "block": (width // 32, rows)}[kind]
-    scales = (d.rng.random(shape) * 2e-3 + 1e-3).astype(np.float32)
-    zeros = d.rng.integers(-4, 5, shape).astype(np.int8)
+    scales = np.asarray(d.rng.random(shape) * 2e-3 + 1e-3, np.float32)
+    if half:
+        codes = codes.clip(-120, 120)
+        scales = scales.astype(np.float16).astype(np.float32)
+    zeros = np.asarray(d.rng.integers(-4, 5, shape), np.int8)
     attrs = {"tensor": {}, "column": {"axis": 1}, "block": {"axis": 0, "block_size": 32}}[kind]
     names = [d.const("w", codes), d.const("s", scales), d.const("z", zeros)]
     w = d.op("DequantizeLinear", names, **attrs)
@@ -154,6 +159,31 @@ def test_dequantize_linear(tmp_path: Path, kind: str) -> None:
     exact = (codes.astype(np.float32) - full_z) * full_s
     data = graph.weights["model.layers.0.self_attn.q_proj.weight"].data
     np.testing.assert_allclose(load_all(data), exact.T, rtol=1e-6, atol=1e-8)
+    assert isinstance(data, StoredData) and data.stored == ("Q8_0" if half else "")
+    if half:
+        blocks = data.stored_rows(0, rows).reshape(-1, 34)
+        floats = format_by_name("Q8_0").dequantise(blocks).reshape(rows, width)
+        np.testing.assert_array_equal(floats, load_all(data))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_table_and_a_turned_weight(tmp_path: Path, axis: int) -> None:
+    """Weights `[out, in]` that are transposed in the graph, with a scale a row, or one for all."""
+    d = Decoder(seed=14)
+    x, h, _, k, v = d.start()
+    width, rows = 96, HEADS * DIM
+    wide = d.op("MatMul", [h, d.matrix("widen", HIDDEN, width, scale=0.1)])
+    codes = d.rng.integers(-100, 101, (rows, width)).astype(np.int8)
+    shape = (rows,) if axis == 0 else ()
+    scales = np.asarray(d.rng.random(shape) * 2e-3 + 1e-3, np.float16).astype(np.float32)
+    names = [d.const("w", codes), d.const("s", scales)]
+    w = d.op("Transpose", [d.op("DequantizeLinear", names, axis=axis)], perm=[1, 0])
+    attended(d, x, d.op("MatMul", [wide, w]), k, v)
+    graph = compare(d, tmp_path)
+    data = graph.weights["model.layers.0.self_attn.q_proj.weight"].data
+    exact = codes.astype(np.float32) * (scales[:, None] if axis == 0 else scales)
+    np.testing.assert_array_equal(load_all(data), exact)
+    assert isinstance(data, StoredData) and data.stored == "Q8_0"
 
 
 def test_a_dynamic_int8_projection(tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ class BlockData:
     perhaps a zero point; dequantised when rows are read, as `(q - zero) * scale`.
 
     `quants(start, stop)`, `scales(...)` and `zeros(...)` give `[rows, columns]` (integers) and
-    `[rows, blocks]`; `span` is the least and the largest integer that quants may hold.
+    `[rows, blocks]`; `span` is the least and the largest integer that quants may hold; `turned`
+    makes the transpose where one scale holds for all.
     """
 
     shape: tuple[int, int]
@@ -42,6 +43,7 @@ class BlockData:
     scales: Callable[[int, int], FloatArray]
     zeros: Callable[[int, int], Array]
     span: tuple[int, int]
+    turned: Callable[[], BlockData] | None = None
     _known: dict[str, str] = field(default_factory=dict)
 
     def rows(self, start: int, stop: int) -> FloatArray:
@@ -118,6 +120,15 @@ class BlockData:
                 parts.insert(0, np.packbits(codes >> np.uint8(4), axis=1, bitorder="little"))
             parts.insert(0, scales)
         return np.concatenate(parts, axis=1).reshape(stop - start, -1)
+
+
+def transposed(data: WeightData) -> WeightData:
+    """The transpose of a matrix, as blocks along its rows where it can be had so."""
+    if isinstance(data, TransposedData):
+        return data.base
+    if isinstance(data, BlockData) and data.turned is not None:
+        return data.turned()
+    return TransposedData(data)
 
 
 def kept_and_lost(weights: dict[str, WeightData]) -> tuple[frozenset[str], list[str]]:

@@ -22,6 +22,7 @@ from hornito.importers.onnx.affine import (
     shape_text,
     whole,
 )
+from hornito.importers.onnx.blocks import transposed
 from hornito.importers.onnx.values import (
     MAX_COMPUTED,
     TABS,
@@ -133,9 +134,7 @@ def transpose(value: Value, perm: Sequence[int]) -> Value:
         arrays = [a.transpose(perm) for a in value.arrays]
         return value.with_arrays(arrays, list(perm).index(value.axis))
     if isinstance(value, Matrix):
-        from hornito.graph.weights import TransposedData
-
-        return value if list(perm) == [0, 1] else Matrix(TransposedData(value.data))
+        return value if list(perm) == [0, 1] else Matrix(transposed(value.data))
     raise Unmatched(f"{type(value).__name__} is transposed")
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hornito.graph.weights import TransposedData, WeightData
+from hornito.importers.onnx.blocks import transposed
 from hornito.importers.onnx.match.attention import multiply, weigh
 from hornito.importers.onnx.match.columns import as_rows, settle
 from hornito.importers.onnx.match.rope import turn_angles
@@ -48,9 +49,7 @@ def weight_of(value: Value) -> WeightData:
         matrix = value.array.reshape(value.array.shape[-2:])
         return as_weight(replace(value, array=matrix.T))
     if isinstance(value, Matrix):
-        if isinstance(value.data, TransposedData):
-            return value.data.base
-        return TransposedData(value.data)
+        return transposed(value.data)
     raise Unmatched(f"a product with {type(value).__name__}")
 
 

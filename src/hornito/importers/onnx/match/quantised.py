@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hornito.graph.weights import FloatArray, WeightData
+from hornito.graph.weights import FloatArray, TransposedData, WeightData
 from hornito.importers.onnx.blocks import BlockData
 from hornito.importers.onnx.match.columns import as_rows
 from hornito.importers.onnx.match.linear import project, with_bias
@@ -180,35 +180,43 @@ def dequantize_linear(cx: Lift, node: OpNode, x: Inputs) -> Value:
     if array.ndim != 2 or array.size <= 4096:
         return Const(_dequantised(array, scale, zero, axis, block), sources)
     axis %= 2
-    rows, width = array.shape
-    whole = floats(scale)
-    offset = None if zero is None else zero.array
-    if block and axis == 0:
-        return Const(_dequantised(array, scale, zero, axis, block), sources)
-    blocks, run = (whole.shape[1], int(block)) if block else (1, width)
-    if whole.size == 1 or (axis == 0 and not block):
-        full = np.broadcast_to(whole.reshape(-1, 1), (rows, 1))
-        zeros = np.broadcast_to(np.zeros(1) if offset is None else offset.reshape(-1, 1), (rows, 1))
-    elif block:
-        full = whole
-        zeros = np.zeros((rows, blocks)) if offset is None else offset
-    else:
-        blocks, run = width, 1
-        full = np.broadcast_to(whole.reshape(1, -1), (rows, width))
-        zeros = np.broadcast_to(
-            np.zeros(width) if offset is None else offset.reshape(1, -1), (rows, width)
-        )
+    whole, offset = floats(scale), None if zero is None else zero.array
     cx.note("dequantised weight")
-    return Matrix(
-        BlockData(
-            (rows, width),
-            run,
-            sources,
-            lambda a, b: array[a:b],
-            lambda a, b: np.ascontiguousarray(full[a:b], np.float32),
-            lambda a, b: zeros[a:b],
-            span(array),
-        )
+    # Along which axis a scale holds for a run of numbers, and how many.
+    along, run = (axis, int(block)) if block else (1 - axis, array.shape[1 - axis])
+    if whole.size == 1:
+        along, run = 1, array.shape[1]
+    if along == 1:
+        return Matrix(_lazily(array, whole, offset, run, sources))
+    turned = None if offset is None else offset.T
+    return Matrix(TransposedData(_lazily(array.T, whole.T, turned, run, sources)))
+
+
+def _lazily(
+    array: Array, scale: FloatArray, zero: Array | None, run: int, sources: tuple[str, ...]
+) -> BlockData:
+    """A matrix whose scales hold for runs along its rows: `[rows, blocks]`, one a row, or one."""
+    rows = array.shape[0]
+    blocks = -(-array.shape[1] // run)
+    single = scale.size == 1
+    full = np.broadcast_to(
+        scale.reshape(1, 1) if single else scale.reshape(rows, -1), (rows, blocks)
+    )
+    offsets = np.zeros(1, np.int8) if zero is None else zero
+    offsets = offsets.reshape(1, 1) if offsets.size == 1 else offsets.reshape(rows, -1)
+    zeros = np.broadcast_to(offsets, (rows, blocks))
+    turned = None
+    if single and run == array.shape[1]:
+        turned = lambda: _lazily(array.T, scale, zero, array.shape[0], sources)  # noqa: E731
+    return BlockData(
+        (rows, array.shape[1]),
+        run,
+        sources,
+        lambda a, b: array[a:b],
+        lambda a, b: np.ascontiguousarray(full[a:b], np.float32),
+        lambda a, b: zeros[a:b],
+        span(array),
+        turned,
     )
 
 
