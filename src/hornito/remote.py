@@ -120,7 +120,7 @@ class RemoteRunner:
             self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
         except (OSError, ValueError) as error:
-            raise self._lost("is gone") from error
+            raise self._lost("hung up") from error
 
     def _answer(self) -> Iterator[str]:
         """The lines of an answer, without the last."""
@@ -144,7 +144,7 @@ class RemoteRunner:
                 yield line
             elif line:
                 self._note(line)  # a greeting of the machine in between
-        raise self._lost("has ended" if self._process.poll() is not None else "hung up")
+        raise self._lost("hung up")
 
     def _listen(self) -> None:
         """Pass on what the command says to people."""

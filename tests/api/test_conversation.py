@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hornito.api import LLM
-from hornito.conversation import ChatSettings, Conversation, read_messages
+from hornito.conversation import ChatSettings, Conversation
+from hornito.dialogue import read_conversation
 from hornito.errors import ContextOverflowError, FormatError, SessionError, UsageError
 from hornito.runtime.prefix import common_prefix
 from hornito.runtime.results import Chunk
@@ -77,7 +79,7 @@ def test_an_answer_is_reused_where_its_text_gives_its_tokens(
     """Ids of an answer as the template would give them: all of the cache is reused."""
     say(chat, "hello world")
     held = list(chat._session.ids)
-    monkeypatch.setattr(chat.llm, "chat_ids", lambda messages: [*held, 5, 6, 7])
+    monkeypatch.setattr(chat, "_chat_ids", lambda text: [*held, 5, 6, 7])
     say(chat, "next")
     assert chat.stats.reused_tokens == len(held)
 
@@ -181,6 +183,44 @@ def test_save_and_load(llm: LLM, chat: Conversation, tmp_path: Path) -> None:
         assert say(other, "go on") == want
 
 
+def test_the_kv_cache_is_saved_with_the_conversation(
+    llm: LLM, chat: Conversation, tmp_path: Path
+) -> None:
+    """After a load only the new message is evaluated, and the answer is that of the original."""
+    say(chat, "hello there")
+    size = chat.save(tmp_path / "c.json")
+    assert size == (tmp_path / "c.json.kv").stat().st_size > 1000
+    held = chat.position
+    want = say(chat, "go on")
+    shared = chat.stats.reused_tokens
+    chat.close()
+    with Conversation(llm, settings=ChatSettings(max_tokens=12)) as other:
+        assert other.load(tmp_path / "c.json") == "" and other.position == held
+        assert say(other, "go on") == want
+        assert other.stats.reused_tokens == shared > 10
+
+
+def test_a_kv_cache_that_does_not_fit_is_evaluated_again(
+    llm: LLM, chat: Conversation, tmp_path: Path
+) -> None:
+    """Damaged, missing or of nothing: the reason is given, and the conversation goes on."""
+    assert chat.save(tmp_path / "empty.json") == 0 and not (tmp_path / "empty.json.kv").exists()
+    say(chat, "hello there")
+    chat.save(tmp_path / "c.json")
+    want = say(chat, "go on")
+    kv = tmp_path / "c.json.kv"
+    whole = kv.read_bytes()
+    for data, reason in ((whole[:-9], "no readable snapshot file"), (None, "there is no file")):
+        if data is None:
+            kv.unlink()
+        else:
+            kv.write_bytes(data)
+        with Conversation(llm, settings=ChatSettings(max_tokens=12)) as other:
+            assert re.search(reason, other.load(tmp_path / "c.json"))
+            assert other.position == 0 and len(other.messages) == 2
+            assert say(other, "go on") == want
+
+
 def test_a_plain_list_of_messages_loads(chat: Conversation, tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     path = tmp_path / "m.json"
@@ -210,7 +250,7 @@ def test_damaged_files(chat: Conversation, tmp_path: Path, text: str, what: str)
         chat.load(path)
     assert chat.messages == before
     with pytest.raises(UsageError, match="there is no file"):
-        read_messages(tmp_path / "none.json")
+        read_conversation(tmp_path / "none.json")
 
 
 def test_strict_templates(tmp_path: Path, private_cache: Path) -> None:

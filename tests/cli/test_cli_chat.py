@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -140,10 +142,10 @@ again
 """
     code, _, err = talk(model, monkeypatch, capsys, text, "--stats")
     assert code == 0, err
+    assert any(re.fullmatch(r"saved 2 messages, and their KV cache \(.+\.kv", line) for line in err)
     for line in (
         "no system message of yours is set",
         "system message set",
-        "saved 2 messages",
         "the conversation is empty",
         "turns: 1; 0 of 512 tokens in the KV cache",
         "loaded 2 messages",
@@ -241,16 +243,19 @@ def test_ctrl_c_stops_the_answer_only(model: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_on_a_terminal(model: Path) -> None:
-    """Prompt, banner, dim statistics; Ctrl-D leaves."""
+    """Prompt, banner, dim statistics within 30 columns, history; Ctrl-D leaves."""
+    import fcntl
     import pty
+    import termios
 
     main_end, other_end = pty.openpty()
+    fcntl.ioctl(other_end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 30, 0, 0))
     process = subprocess.Popen(
         [sys.executable, "-m", "hornito", "chat", str(model), "--max-tokens", "4"],
         stdin=other_end,
         stdout=other_end,
         stderr=other_end,
-        env={**os.environ, "HORNITO_DEVICE": "software", "TERM": "xterm"},
+        env={**os.environ, "HORNITO_DEVICE": "software", "TERM": "xterm", "COLUMNS": ""},
     )
     os.close(other_end)
     seen, at = b"", 0
@@ -276,8 +281,13 @@ def test_on_a_terminal(model: Path) -> None:
         process.kill()
         os.close(main_end)
     assert process.returncode == 0
-    assert b"/help shows the commands" in seen and b"tok/s" in seen
     assert b"\x1b[2m" in seen  # dim
+    plain = re.sub(rb"\x1b\[[0-9;?]*[a-zA-Z]|\x1b\][^\x07]*\x07", b"", seen).decode()
+    words = " ".join(plain.split())
+    assert "/help shows the commands" in words and "tok/s; prompt: 0 reused" in words
+    notes = plain[plain.index("context") :].splitlines()
+    assert max(len(line) for line in notes if not line.startswith(">>>")) <= 30
+    assert Path(os.environ["HORNITO_CACHE"], "chat_history").read_text() == "hello\n"
 
 
 def test_every_setting_is_listed_and_goes_by_both_names() -> None:

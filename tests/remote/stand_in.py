@@ -20,26 +20,30 @@ def main() -> int:
     print("stand-in: ready", file=sys.stderr, flush=True)
     if how == "mute":
         return 7
-    for turn, line in enumerate(sys.stdin):
+    turn = -1
+    for line in sys.stdin:
+        if line.startswith("REWIND"):
+            say("END\n")
+            continue
+        turn += 1
         if turn and how == "refuse":
             say("9\nERR too many   tokens\nEND\n")
             how = "well"
             continue
-        if not line.startswith("REWIND"):
-            ids = [int(word) for word in line.split()]
-            for place, token in enumerate([*(i + 1 for i in ids if i + 1 < 512), 2]):
-                if turn and place == 1 and how == "die":
-                    print("stand-in: out of power", file=sys.stderr, flush=True)
-                    return 3
-                if turn and place == 1 and how == "cut":
-                    say("12")
-                    return 0
-                if turn and place == 1 and how == "noise":
-                    say("Segmentation fault\n")
-                    return 139
-                if how == "slow":
-                    time.sleep(0.05)
-                say(f"{token}\n")
+        ids = [int(word) for word in line.split()]
+        for place, token in enumerate([*(i + 1 for i in ids if 4 < i < 500), 2]):
+            if turn and place == 1 and how == "die":
+                print("stand-in: out of power", file=sys.stderr, flush=True)
+                return 3
+            if turn and place == 1 and how == "cut":
+                say("12")
+                return 0
+            if turn and place == 1 and how == "noise":
+                say("Segmentation fault\n")
+                return 139
+            if how == "slow":
+                time.sleep(0.05)
+            say(f"{token}\n")
         say("END\n")
     return 0
 

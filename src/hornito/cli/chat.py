@@ -1,4 +1,7 @@
-"""`hornito chat MODEL`: a conversation on a terminal, or line by line from a pipe."""
+"""`hornito chat MODEL`: a conversation on a terminal, or line by line from a pipe.
+
+With `--via COMMAND` the model runs behind a command, and only its words are on this machine.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 from hornito.cli.files import SNAPSHOT, expect
 from hornito.cli.model import add_model, load_model
@@ -24,12 +27,14 @@ from hornito.cli.options import (
     sampling_keywords,
 )
 from hornito.cli.output import rate
+from hornito.cli.screen import Screen
 from hornito.cli.settings import describe_settings, set_setting
-from hornito.errors import DeviceLostError, HornitoError, UsageError
+from hornito.errors import DeviceLostError, HornitoError, UsageError, size_text
 from hornito.progress import TerminalProgress
 
 if TYPE_CHECKING:
     from hornito.conversation import Conversation
+    from hornito.remote_conversation import RemoteConversation
     from hornito.runtime.results import Chunk
 
 HELP = """\
@@ -37,8 +42,8 @@ HELP = """\
 /system [TEXT]    show or replace the system message; /system - removes it
 /set [NAME VALUE] list all settings, or change one: temp (or temperature), top-k, seed ...
 /stats            tokens reused, evaluated and generated; speed; device
-/save FILE        write the conversation as JSON
-/load FILE        take over a saved conversation
+/save FILE        write the conversation as JSON, and its KV cache to FILE.kv
+/load FILE        take over a saved conversation, without evaluating it again
 /help             this list
 /bye              leave (as does Ctrl-D)
 A message may span lines: between \"\"\" and \"\"\", or with a \\ at the end of a line.
@@ -69,12 +74,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stats", action="store_true", help="print the speed of each answer on stderr"
     )
+    add_option(
+        parser,
+        "--via",
+        help="run the model behind COMMAND, such as 'ssh pi hornito runner m.vxm' (docs/runner.md)",
+        metavar="COMMAND",
+    )
+
+
+#: Options that count with --via; the others are for the runner's command.
+_VIA = {"model", "via", "system", "max_tokens", "stop", "stats"}
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Loads the model and talks until the input ends; 1 when a message got no answer."""
     from hornito.conversation import ChatSettings, Conversation
 
+    if getattr(arguments, "via", None) is not None:
+        return _run_via(arguments)
     if arguments.prefix is not None:
         expect(arguments.prefix, SNAPSHOT)
     settings = ChatSettings(
@@ -98,54 +115,29 @@ def run(arguments: argparse.Namespace) -> int:
             return Chat(conversation, screen).loop()
 
 
-class Screen:
-    """Where a chat reads and writes. Answers go to stdout, everything else to stderr.
+def _run_via(arguments: argparse.Namespace) -> int:
+    """The model is elsewhere: tokenizer and template are read here, tokens come over the wire."""
+    from hornito.dialogue import ChatSettings
+    from hornito.remote import RemoteRunner
+    from hornito.remote_conversation import RemoteConversation
+    from hornito.text.side import open_text_side
 
-    Attributes:
-        interactive: whether a person is typing (input and output are a terminal).
-        stats: whether each answer is followed by its speed.
-    """
-
-    def __init__(self, source: TextIO, out: TextIO, err: TextIO, *, stats: bool = False) -> None:
-        self._source, self._out, self._err = source, out, err
-        self.interactive = source.isatty() and out.isatty()
-        self.stats = stats or self.interactive
-        if self.interactive:
-            # Line editing and history for input(), where the system has them.
-            with suppress(ImportError):
-                import readline  # noqa: F401
-
-    def read(self, prompt: str) -> str | None:
-        """A line without its end, or None at the end of the input."""
-        if self.interactive:
-            try:
-                return input(prompt)
-            except EOFError:
-                print(file=self._out)
-                return None
-        line = self._source.readline()
-        return line.removesuffix("\n").removesuffix("\r") if line else None
-
-    def write(self, text: str) -> None:
-        """Text of an answer, at once."""
-        self._out.write(text)
-        self._out.flush()
-
-    def note(self, text: str) -> None:
-        """A line that is no answer; dim on a terminal."""
-        self._out.flush()
-        if self._err.isatty():
-            from rich.console import Console
-            from rich.text import Text
-
-            Console(file=self._err, highlight=False).print(Text(text, style="dim"))
-        else:
-            print(text, file=self._err, flush=True)
-
-    def error(self, message: str) -> None:
-        """An error that does not end the chat."""
-        self._out.flush()
-        print(f"hornito: error: {message}", file=self._err, flush=True)
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for name, value in vars(arguments).items():
+        if name not in _VIA and value != parser.get_default(name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} is for the runner: give it in the command of --via")
+    text = open_text_side(arguments.model)
+    screen = Screen(sys.stdin, sys.stdout, sys.stderr, stats=arguments.stats)
+    settings = ChatSettings(arguments.max_tokens, tuple(arguments.stop))
+    runner = RemoteRunner(arguments.via, lambda line: screen.note(f"runner: {line}"))
+    with RemoteConversation(
+        text, runner, system=arguments.system, settings=settings
+    ) as conversation:
+        if screen.interactive:
+            screen.note(f"{arguments.model} via {arguments.via}; /help shows the commands")
+        return Chat(conversation, screen).loop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +188,7 @@ def _fenced(first: str, read: Callable[[str], str | None]) -> str:
 class Chat:
     """Reads messages and commands, prints answers."""
 
-    def __init__(self, conversation: Conversation, screen: Screen) -> None:
+    def __init__(self, conversation: Conversation | RemoteConversation, screen: Screen) -> None:
         self._conversation = conversation
         self._screen = screen
         self._failed = 0
@@ -212,6 +204,8 @@ class Chat:
 
     def loop(self) -> int:
         """Until the input ends or /bye; returns the exit code."""
+        from hornito.remote import ConnectionLostError
+
         while True:
             try:
                 entry = read_entry(self._screen.read)
@@ -224,7 +218,7 @@ class Chat:
                 return self._failed
             try:
                 self._one(entry)
-            except DeviceLostError:
+            except (DeviceLostError, ConnectionLostError):
                 raise
             except HornitoError as error:
                 self._screen.error(str(error))
@@ -251,10 +245,14 @@ class Chat:
         conversation, screen = self._conversation, self._screen
         last: Chunk | None = None
         chunks = conversation.say(text)
-        with interrupting(conversation.interrupt):
-            for last in chunks:
-                screen.write(last.text)
-        screen.write("\n")
+        try:
+            with interrupting(conversation.interrupt), screen.metered() as count:
+                for last in chunks:
+                    screen.write(last.text)
+                    count(len(last.token_ids))
+        finally:
+            if last is not None:  # what has come ends in a line of its own
+                screen.write("\n")
         if last is None or last.timings is None:
             raise HornitoError("the answer ended without a finish reason")
         if last.finish_reason == "interrupted":
@@ -271,15 +269,32 @@ class Chat:
 
     def _why_cut(self) -> str:
         conversation = self._conversation
-        context = conversation.llm.context
-        if conversation.position >= context - 1:
-            more = ", --context holds more" if context < conversation.llm.model_context else ""
-            return (
-                f"(the context of {context} tokens is full; /reset starts over{more}, and "
-                "--overflow truncate goes on with the end)"
-            )
         limit = conversation.settings.max_tokens
+        if conversation.stats.last_tokens < limit:
+            return self._context_full()
         return f"(cut at {limit} tokens; /set max-tokens {2 * limit} allows more)"
+
+    def _context_full(self) -> str:
+        local = self._local
+        if local is None:
+            return (
+                "(the runner ended it: at its --max-tokens, or where its context is full; /reset "
+                "starts over)"
+            )
+        context = local.llm.context
+        more = ", --context holds more" if context < local.llm.model_context else ""
+        return (
+            f"(the context of {context} tokens is full; /reset starts over{more}, and --overflow "
+            "truncate goes on with the end)"
+        )
+
+    @property
+    def _local(self) -> Conversation | None:
+        """The conversation, when its model runs here."""
+        from hornito.conversation import Conversation
+
+        found = self._conversation
+        return found if isinstance(found, Conversation) else None
 
     # -- commands ---------------------------------------------------------------------------
 
@@ -298,33 +313,43 @@ class Chat:
 
     def _set(self, rest: str) -> None:
         settings = self._conversation.settings
+        only = () if self._local is not None else ("max-tokens", "stop")
         name, _, value = rest.partition(" ")
         if name:
-            set_setting(settings, name, value.strip())
-        for line in describe_settings(settings):
+            set_setting(settings, name, value.strip(), only)
+        for line in describe_settings(settings, only):
             self._screen.note(line)
 
     def _stats(self, rest: str) -> None:
         _nothing("/stats", rest)
-        conversation, stats = self._conversation, self._conversation.stats
+        conversation, stats, local = self._conversation, self._conversation.stats, self._local
+        held = f"{conversation.position} of {local.llm.context}" if local else conversation.position
         lines = [
-            f"turns: {stats.turns}; {conversation.position} of {conversation.llm.context} tokens "
-            "in the KV cache",
+            f"turns: {stats.turns}; {held} tokens in the KV cache",
             f"prompt: {stats.reused_tokens} tokens reused, "
             f"{rate(stats.evaluated_tokens, stats.prompt_seconds)} evaluated",
             f"answers: {rate(stats.generated_tokens, stats.decode_seconds)}",
-            f"device: {conversation.llm.device_line}",
-            conversation.llm.plan_summary(),
         ]
+        if local is not None:
+            lines += [f"device: {local.llm.device_line}", local.llm.plan_summary()]
         self._screen.note("\n".join(lines))
 
     def _save(self, rest: str) -> None:
-        self._conversation.save(_file("/save", rest))
-        self._screen.note(f"saved {len(self._conversation.messages)} messages")
+        path = _file("/save", rest)
+        size = self._conversation.save(path)
+        count = len(self._conversation.messages)
+        held = f", and their KV cache ({size_text(size)}) to {path}.kv" if size else ""
+        if self._local is None:
+            held = "; their KV cache stays with the runner"
+        self._screen.note(f"saved {count} messages{held}")
 
     def _load(self, rest: str) -> None:
-        self._conversation.load(_file("/load", rest))
+        reason = self._conversation.load(_file("/load", rest))
         self._screen.note(f"loaded {len(self._conversation.messages)} messages")
+        if reason:
+            self._screen.note(
+                f"the next message evaluates them again, for their KV cache can't be used: {reason}"
+            )
 
     def _help(self, rest: str) -> None:
         self._screen.note(HELP)

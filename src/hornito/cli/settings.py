@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from hornito.cli.options import SAMPLING, positive_int
 from hornito.errors import UsageError
 
 if TYPE_CHECKING:
-    from hornito.conversation import ChatSettings
+    from hornito.dialogue import ChatSettings
     from hornito.runtime.sampler import SamplingKeywords
 
 
@@ -39,8 +39,11 @@ _SAMPLING = {flag.removeprefix("--"): (key, convert) for flag, key, convert, *_ 
 _ALIASES = {key.replace("_", "-"): name for name, (key, _) in _SAMPLING.items()}
 
 
-def set_setting(settings: ChatSettings, name: str, text: str) -> None:
+def set_setting(settings: ChatSettings, name: str, text: str, only: Sequence[str] = ()) -> None:
     """Change one setting.
+
+    Args:
+        only: the settings that count; none are all.
 
     Raises:
         UsageError: no such setting, or a value that it does not take.
@@ -48,8 +51,13 @@ def set_setting(settings: ChatSettings, name: str, text: str) -> None:
     name = name.removeprefix("--").replace("_", "-")
     name = _ALIASES.get(name, name)
     if name not in SETTINGS and name not in _SAMPLING:
-        names = ", ".join([*SETTINGS, *_SAMPLING])
+        names = ", ".join(only or [*SETTINGS, *_SAMPLING])
         raise UsageError(f"no setting is called '{name}'; there are {names}")
+    if only and name not in only:
+        raise UsageError(
+            f"{name} is the runner's: give it in the command of --via. Here there are "
+            f"{', '.join(only)}"
+        )
     if not text:
         raise UsageError(f"/set {name} needs a value")
     try:
@@ -72,18 +80,22 @@ def _set_sampling(
     settings.sampling = changed
 
 
-def describe_settings(settings: ChatSettings) -> list[str]:
-    """One 'name value' line for each setting, given or not."""
+def describe_settings(settings: ChatSettings, only: Sequence[str] = ()) -> list[str]:
+    """One 'name value' line for each setting, given or not; `only` as for `set_setting`."""
     from hornito.runtime.sampler import SamplingParams
 
     lines = []
     for name, (attribute, _) in SETTINGS.items():
+        if only and name not in only:
+            continue
         value = getattr(settings, attribute)
         if isinstance(value, bool):
             value = "on" if value else "off"
         if isinstance(value, tuple):
             value = ", ".join(map(repr, value)) or "-"
         lines.append(f"{name} {value}")
+    if only:
+        return lines
     given: dict[str, Any] = {**settings.sampling}
     usual = {"seed": "random", "sampling": "default"}
     whose = "of the model, if it has one" if given.get("sampling") == "model" else "default"
