@@ -130,7 +130,7 @@ def compile_source(
     progress = progress or NullProgress()
     if is_package(src):
         return _recompile(src, out, weights or DEFAULT_WEIGHTS, quantisation, progress, began)
-    source = open_source(src)
+    source = open_source(src, progress=progress)
     storage = storage_of(weights or default_weights(source), quantisation)
     graph, before, passes = build_graph(source, storage, disabled_passes)
     used = _tensors_used(graph)
