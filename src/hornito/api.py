@@ -27,7 +27,7 @@ from hornito.runtime.prefix import common_prefix, start_from_prefix
 from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
 from hornito.runtime.sampler import Sampler
 from hornito.runtime.session import Session
-from hornito.runtime.settle import KernelPolicy
+from hornito.runtime.settle import KernelPolicy, prove
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 from hornito.runtime.snapshot_file import load_snapshot
 from hornito.scoring import Score, score
@@ -487,6 +487,22 @@ class LLM:
             reused=reused,
             progress=self.prompt_progress,
         )
+
+    def prove(self, seconds: float | None = None) -> str:
+        """Test the kernels that no time was left for at load, at an idle moment.
+
+        What passes is used from then on, and known to later loads.
+
+        Args:
+            seconds: time for it; None for as long as it takes.
+
+        Returns:
+            what is known of the kernels, in one line.
+
+        Raises:
+            SessionError: a session or snapshot is open.
+        """
+        return prove(self.engine, NullProgress(), seconds).line
 
     def release_prefill(self) -> int:
         """Free the memory of prompt evaluation once prefixes are in place; returns the bytes.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hornito.ops.rope import original_max
+from hornito.plan.records import DeviceRecords
 from hornito.runtime.memory import full_cache_bytes
 
 if TYPE_CHECKING:
@@ -33,11 +34,14 @@ def room_advice(llm: LLM, needed: int) -> str:
     return f"The model was made for {most} at most"
 
 
-def _tuned(winners: Mapping[str, str]) -> str:
-    """That measured variants take the place of defaults; '' when none does."""
-    if not winners:
-        return ""
-    return f"; {len(winners)} measured faster than the default"
+def _tuned(llm: LLM) -> str:
+    """Whether variants were measured on this device, and how many displaced the default."""
+    winners = len(llm.engine.options.choices.winners)
+    if winners:
+        return f"{winners} shapes with a variant that was measured faster than the default"
+    if DeviceRecords.load(llm.engine.device.info).winners:
+        return "defaults, none of which a measured variant beats by 3 %"
+    return "defaults, never measured on this device (hornito tune MODEL, or --tune fast)"
 
 
 def plan_summary(llm: LLM) -> str:
@@ -54,7 +58,7 @@ def plan_summary(llm: LLM) -> str:
         f"{(memory.state + memory.readback) / 1e6:.1f})",
         f"dispatches: {engine.plan.dispatches_per_layer():g} a layer, {count} a token, "
         f"{engine.pipeline_count} pipelines; every tensor operation on the device",
-        f"kernels: {engine.trust.line}{_tuned(engine.options.choices.winners)}",
+        f"kernels: {engine.trust.line}; {_tuned(llm)}",
     ]
     if llm.context_warning:
         lines.insert(1, f"warning: {llm.context_warning}")

@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 
 from faults import fail_kernel, lose
-from hornito.errors import DeviceLostError, VulkanError
+from hornito.errors import DeviceLostError, SessionError, VulkanError
 from hornito.ops import kernels as kernel_files
 from hornito.plan import recording as recording_module
 from hornito.plan import records as records_module
 from hornito.plan.records import GOOD, UNSTABLE, WRONG, DeviceRecords, Verdict
 from hornito.plan.selftest import RUNS, difference
 from hornito.plan.units import units
+from hornito.progress import NullProgress
 from hornito.runtime.engine import Engine
-from hornito.runtime.settle import KernelPolicy
+from hornito.runtime.session import Session
+from hornito.runtime.settle import KernelPolicy, prove
 from hornito.vk.device import Device, open_device
 from tiny import Compiled, answer, golden, open_engine
 from tree import ROOT, kernel_tool
@@ -268,7 +270,7 @@ def test_a_kernel_that_takes_the_device_with_it_is_not_used_again(
 
 
 def test_what_no_time_is_left_for_is_unproven_and_not_used(
-    fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+    cache: Path, fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hornito.runtime import settle
 
@@ -278,7 +280,15 @@ def test_what_no_time_is_left_for_is_unproven_and_not_used(
         assert "no time" in engine.trust.dropped[VARIANT]
         assert VARIANT not in kernels_of(engine)
         check_answer(engine)
-    # It is no verdict: with time it is tested and used.
+        with Session(engine), pytest.raises(SessionError, match="no session"):
+            prove(engine, NullProgress(), None)
+        # At an idle moment it is tested, and used from then on.
+        trust = prove(engine, NullProgress(), None)
+        assert trust.unproven == () and trust.dropped == {} and engine.trust is trust
+        assert VARIANT in kernels_of(engine)
+        check_answer(engine)
+    shutil.rmtree(cache)
+    # It was no verdict: a later load with time tests it.
     policy = KernelPolicy(budget_s=None)
     with open_engine(fresh, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
         assert VARIANT in kernels_of(engine) and engine.trust.dropped == {}

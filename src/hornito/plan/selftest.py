@@ -50,6 +50,9 @@ fp32, and where operands are rounded to fp16 first."""
 BUDGET_SECONDS = 3.0
 """Time that a load spends on tests."""
 
+UNPROVEN = "unproven: no time for its test yet"
+"""Why a kernel is not used that was tested at no shape; the next load goes on testing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Trust:
@@ -158,7 +161,7 @@ class SelfTest:
         dropped = self.records.dropped({unit.kernel for unit in everything})
         proved = {v.kernel for v in self._found.values() if v.verdict == GOOD}
         waiting = {u.kernel for u in everything if u.title in unproven} - proved
-        dropped |= {kernel: "unproven: no time for its test yet" for kernel in waiting}
+        dropped |= dict.fromkeys(waiting, UNPROVEN)
         return Trust(dict(self._found), tuple(unproven), False, dropped)
 
     def _time_left(self) -> bool:

@@ -11,11 +11,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from hornito.errors import SessionError
 from hornito.graph.graph import Graph
 from hornito.ops.variants import Choices
 from hornito.plan.plan import Plan, PlanOptions, build_plan
 from hornito.plan.records import DeviceRecords
-from hornito.plan.selftest import BUDGET_SECONDS, SelfTest, Trust, exempt, with_dropped
+from hornito.plan.selftest import (
+    BUDGET_SECONDS,
+    UNPROVEN,
+    SelfTest,
+    Trust,
+    exempt,
+    with_dropped,
+)
 from hornito.plan.stand import Stand
 from hornito.plan.tune import measure, recorded_winners
 from hornito.progress import Progress
@@ -87,6 +95,31 @@ def settle(engine: Engine, progress: Progress, policy: KernelPolicy) -> Trust:
     return _prove(engine, progress, policy, records)
 
 
+def prove(engine: Engine, progress: Progress, budget_s: float | None) -> Trust:
+    """Test what no time was left for at load; what passes is used from then on.
+
+    Args:
+        budget_s: seconds for it; None for as long as it takes.
+
+    Raises:
+        SessionError: sessions or snapshots are open, whose plan must not change.
+        DeviceLostError: a kernel took the device with it.
+    """
+    with engine.lock:
+        if engine.closed:
+            raise SessionError("this model is closed; load it again")
+        if engine.trust.exempt or not engine.trust.unproven:
+            return engine.trust
+        if engine.sessions or engine.snapshots:
+            raise SessionError("kernels can be proved while no session and no snapshot is open")
+        choices = engine.options.choices
+        left = {kernel: why for kernel, why in choices.dropped.items() if why != UNPROVEN}
+        _replan(engine, replace(choices, dropped=left), progress)
+        records = DeviceRecords.load(engine.device.info)
+        engine.trust = _prove(engine, progress, KernelPolicy(budget_s=budget_s), records)
+        return engine.trust
+
+
 def _prove(
     engine: Engine, progress: Progress, policy: KernelPolicy, records: DeviceRecords
 ) -> Trust:
@@ -103,6 +136,7 @@ def _prove(
         policy.budget_s,
     )
     drawn = False
+    unproven: dict[str, None] = {}  # of all plans: those of a dropped kernel are in no later one
 
     def tell(done: int, total: int) -> None:
         nonlocal drawn
@@ -116,6 +150,7 @@ def _prove(
     try:
         while True:
             trust = test.run(engine.plan, again=policy.thorough and not drawn, tell=tell)
+            unproven |= dict.fromkeys(trust.unproven)
             new = set(trust.dropped) - set(engine.options.choices.dropped)
             if not new:
                 break
@@ -126,7 +161,7 @@ def _prove(
         test.save()
         if drawn:
             progress.finish()
-    return replace(trust, dropped=dict(engine.options.choices.dropped))
+    return replace(trust, unproven=tuple(unproven), dropped=dict(engine.options.choices.dropped))
 
 
 def _stand(engine: Engine) -> Stand:

@@ -10,7 +10,8 @@ import numpy as np
 
 from hornito.errors import HornitoError, SessionError, UsageError
 from hornito.ops.base import Operand
-from hornito.plan.recording import Pipelines, record
+from hornito.plan.recording import SEGMENT_DISPATCHES, Pipelines, record
+from hornito.runtime.pacing import Pacer, usual_bound
 from hornito.tensor.buckets import Bucket, pick
 from hornito.tensor.graph import (
     FLOATS,
@@ -81,7 +82,11 @@ class TensorModel:
             self._status = self._arena("status", [(STATUS, plan.nodes * 4)])
             self._load()
             self.pipelines = Pipelines(device)
-            self._recordings = record(device, self.pipelines, plan.program, self._address, "tensor")
+            self._pacer = Pacer(device, usual_bound(device.info.kind))
+            segment = self._pacer.segment("chunk", SEGMENT_DISPATCHES)
+            self._recordings = record(
+                device, self.pipelines, plan.program, self._address, "tensor", segment
+            )
         except BaseException:
             self.close()
             raise
@@ -145,7 +150,9 @@ class TensorModel:
         clear = np.zeros(self.plan.nodes, np.uint32)
         self.device.upload([*pairs, (*self._status[STATUS], clear)])
         if self._recordings:
-            self.device.wait(self.device.submit(self._recordings))
+            for group in self._pacer.cut(self._recordings):
+                ticket = self.device.submit(self._pacer.timed(group))
+            self.device.wait(ticket)
         status = np.frombuffer(self._download(self._status, STATUS, clear.nbytes), np.uint32)
         if status.any():
             at = int(np.flatnonzero(status)[0])
