@@ -52,7 +52,7 @@ def test_equal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*DECODER, "--ref", "cpu"]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
-    assert lines[1] == "against cpu: 28 tokens, the last 4 of them decoded"
+    assert lines[1] == "against cpu (fp16 weights): 28 tokens, the last 4 of them decoded"
     order = [line.split()[0] for line in lines if line.startswith(("embedding", "layer", "logits"))]
     assert order[0] == "embedding" and order[-1] == "logits" and "layer2.cache.keys" in order
     assert lines[-1] == "EQUAL within relative error 0.001, cosine 0.999"
@@ -69,8 +69,8 @@ def test_differs_and_the_guilty_one(
     halved(monkeypatch, "linear/words.gated")
     dump = ["--dump", "layer0.mlp.gated", str(tmp_path / "out")]
     assert main([*DECODER, "--ref", "cpu", "--bisect", "--json", *dump]) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["equal"] is False
+    found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    assert found["equal"] is False and found["runs"][0]["steps"][0]["relative"] is None
     assert found["first_divergence"]["value"] == "layer0.mlp.gated"
     assert found["first_divergence"]["relative"] is None  # NaN where the kernel left something out
     (guilty,) = found["bisect"]["culprits"]

@@ -185,10 +185,10 @@ def _run_decoder(arguments: argparse.Namespace) -> int:
 
 
 def _print(found: Comparison, summary: bool) -> None:
-    print(f"{found.model} on {found.device}")
+    print(f"{found.model} ({found.weights} weights) on {found.device}")
     print(
-        f"against {found.reference}: {len(found.ids)} tokens, the last "
-        f"{len(found.ids) - found.prompt} of them decoded"
+        f"against {found.reference} ({found.reference_weights} weights): "
+        f"{len(found.ids)} tokens, the last {len(found.ids) - found.prompt} of them decoded"
     )
     if not summary:
         print_values([run.values for run in found.runs])

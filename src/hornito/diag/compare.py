@@ -24,7 +24,7 @@ from hornito.diag.compare_decoder import (
     value_names,
     with_joined,
 )
-from hornito.diag.compare_values import Difference, Tolerance, Trace, dump, measure
+from hornito.diag.compare_values import Difference, Tolerance, Trace, dump, measure, plain
 from hornito.errors import UsageError
 from hornito.graph.graph import Graph
 from hornito.plan.pins import matching
@@ -46,6 +46,10 @@ class Step:
     want: int
     margin: float
     relative: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON types; what is not finite is null."""
+        return plain(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +74,9 @@ class Comparison:
     """What `compare` found."""
 
     model: str
+    weights: str
     reference: str
+    reference_weights: str
     device: str
     tolerance: Tolerance
     ids: tuple[int, ...]
@@ -97,7 +103,9 @@ class Comparison:
         first = self.first
         return {
             "model": self.model,
+            "weights": self.weights,
             "reference": self.reference,
+            "reference_weights": self.reference_weights,
             "device": self.device,
             "equal": self.equal,
             "relative_tolerance": self.tolerance.relative,
@@ -109,10 +117,7 @@ class Comparison:
                 {
                     "run": run.run,
                     "values": [value.to_dict() for value in run.values],
-                    "steps": [
-                        {name: getattr(step, name) for name in step.__dataclass_fields__}
-                        for step in run.steps
-                    ],
+                    "steps": [step.to_dict() for step in run.steps],
                     "farthest_from_steps": run.from_steps and run.from_steps.to_dict(),
                 }
                 for run in self.runs
@@ -190,7 +195,9 @@ def compare(bench: Workbench) -> Comparison:
         ]
         result = Comparison(
             str(bench.model),
+            bench.weights,
             bench.reference_name,
+            bench.reference_weights,
             _device_line(bench.device) if settings.backend == VULKAN else CPU,
             bench.tolerance,
             bench.ids,
@@ -238,7 +245,8 @@ def _steps(bench: Workbench, graph: Graph, trace: Trace, reference: Trace) -> tu
     rows = zip(bench.ids, trace.values[name], reference.values[name], strict=True)
     for position, (token, got, want) in enumerate(rows):
         second, first = np.partition(want, -2)[-2:]
-        error = np.linalg.norm(got - want) / max(float(np.linalg.norm(want)), 1e-30)
+        with np.errstate(invalid="ignore"):
+            error = np.linalg.norm(got - want) / max(float(np.linalg.norm(want)), 1e-30)
         best = int(np.argmax(got)), int(np.argmax(want))
         found.append(Step(position, token, *best, float(first - second), float(error)))
     return tuple(found)

@@ -122,6 +122,8 @@ class Workbench:
         self.context = self._context()
         ref_package = self._reference_package(stack, reference)
         ref_graph = model_graph(ref_package)
+        self.weights = str(self.package.manifest.quant.get("weights"))
+        self.reference_weights = str(ref_package.manifest.quant.get("weights"))
         self.tolerance = self._tolerance(ref_graph)
         vocabulary = min(head_ids(self.graph), head_ids(ref_graph))
         self.prompt = self._prompt_ids(prompt, vocabulary)

@@ -88,10 +88,16 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
-        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        numbers = ("cosine", "max_abs", "relative")
-        data |= {n: data[n] if np.isfinite(data[n]) else None for n in numbers}
-        return data | {"kernels": list(self.kernels), "equal": self.equal}
+        return plain(self) | {"kernels": list(self.kernels), "equal": self.equal}
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """The fields of a dataclass; numbers that JSON has not are None."""
+    fields = {name: getattr(record, name) for name in record.__dataclass_fields__}
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in fields.items()
+    }
 
 
 def storage_tolerance(formats: Iterable[str]) -> Tolerance:
