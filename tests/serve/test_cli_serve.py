@@ -95,6 +95,8 @@ def test_errors_before_anything_is_loaded(
     assert main(["serve", str(text_model), "--port", "0", "--tokenizer", "t.json"]) == 2
     assert "--tokenizer is for encoders" in capsys.readouterr().err
     assert main(["serve", "no-such-model", "--port", "0"]) == 2
+    assert main(["serve", str(text_model), "--port", "0", "--slots", "17"]) == 2
+    assert "up to 16 answers" in capsys.readouterr().err
 
 
 def test_an_encoder(tmp_path: Path) -> None:

@@ -312,6 +312,31 @@ def test_h14_long_answers_outlive_idle_connections(text_model: Path, device: str
 # -- the scheduler without HTTP ----------------------------------------------------------------
 
 
+def test_what_nobody_expected(
+    text_model: Path, device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the request that met it; where it ends the thread itself, /health says so."""
+    with live(text_model, device=device, slots=2) as server:
+        rounds = server.scheduler._rounds
+        with monkeypatch.context() as patch:
+            patch.setattr(rounds, "_evaluate", lambda job, size: 1 / 0)
+            answer = server.post("/v1/completions", model=NAME, prompt=[5])
+            assert answer.status_code == 500
+            assert answer.json()["error"]["message"] == "internal error: ZeroDivisionError"
+        assert server.complete([5], max_tokens=2)["usage"]["prompt_tokens"] == 1
+        with monkeypatch.context() as patch:
+            patch.setattr(threading, "excepthook", lambda arguments: None)
+            patch.setattr(rounds, "round", lambda: 1 / 0)
+            patch.setattr(rounds, "fail_all", lambda error: 1 / 0)
+            answer = server.post("/v1/completions", model=NAME, prompt=[5])
+            assert answer.status_code == 503
+            server.scheduler._thread.join()
+        health = server.http.get("/health")
+        assert health.status_code == 503 and health.json()["status"] == "failed"
+        assert server.post("/v1/completions", model=NAME, prompt=[5]).status_code == 503
+        server.llm.close()
+
+
 def job(owner: object, number: int, ids: list[int] | None = None) -> Job:
     group = Group(lambda index, event: None, owner, number=number)
     made = Job(group, 0, Work(ids or [1, 2], SamplingParams(), 4))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hornito.serve.app import Service
     from hornito.serve.server import Address
 
+MOST_SLOTS = 16
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's command line."""
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slots",
         type=positive_int,
         default=4,
-        help="answers made at the same time (default 4)",
+        help=f"answers made at the same time (default 4, up to {MOST_SLOTS})",
         metavar="N",
     )
     add_option(
@@ -85,6 +87,11 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.drain_seconds,
         arguments.log,
     )
+    if arguments.slots > MOST_SLOTS:
+        raise UsageError(
+            f"--slots {arguments.slots}: a submission has rows for up to {MOST_SLOTS} answers; "
+            "more of them wait in the queue (--queue)"
+        )
     bind(address.host, address.port).close()  # before the model is loaded
     server = Server(_service(arguments), address)
     _announce(server.url, address)

@@ -92,8 +92,9 @@ class PrefixCache:
             for kept in [k for k in self._kept if ids[: k.position] == k.ids]:
                 self._drop(kept)
         self._kept.append(session.snapshot())
-        while self._kept and self.nbytes > self.budget:
-            self.evict()
+        if self.budget < sum(pool.bytes for pool in self._engine.pools):
+            while self.nbytes > self.budget:
+                self.evict()
 
     def evict(self) -> bool:
         """Release the least recently used snapshot; False when there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
@@ -20,11 +21,16 @@ if TYPE_CHECKING:
     from hornito.runtime.engine import Record
     from hornito.runtime.session import Session
 
+log = logging.getLogger("hornito")
+
 CHUNK_SECONDS = 0.25
 """Time that a chunk of a prompt may take while answers are being made."""
 
+STEPS_SECONDS = 0.05
+"""Time that the steps of a submission may take: for so long nobody comes in or goes."""
+
 CROWDED = 4
-"""Part of the usual steps of a submission that is made while prompts wait behind it."""
+"""Part of these steps that is made while prompts wait behind them."""
 
 
 class Watch(Protocol):
@@ -69,6 +75,8 @@ class Rounds:
         self._rows: list[Job] = []  # of the run
         self._changed = False  # answers came or went: the run has to be made anew
         self._row_seconds = 0.0  # of a row of a chunk, as measured
+        self._step_seconds = 0.0  # of a step, when no chunk came between
+        self._received = 0.0  # when the newest steps did, unless a chunk has come since
         self._ahead = 1 if llm.device_kind == "software" else 2
         buckets = llm.engine.plan.buckets
         self._most = min(
@@ -130,8 +138,8 @@ class Rounds:
                     job.cached = job.evaluated = self.cache.start(job.session, work.ids)
             except DeviceLostError:
                 raise
-            except HornitoError as error:
-                self._fail(job, error)
+            except Exception as error:
+                self._fail(job, _hornito_error(error))
 
     def _retire(self, job: Job, outcome: str) -> None:
         """Give the slot of an answer back, and keep what it evaluated."""
@@ -164,6 +172,7 @@ class Rounds:
             if rows and (rows + size > self._most_rows or time.monotonic() - began > CHUNK_SECONDS):
                 return
             rows += size
+            self._received = 0.0
             # The next prompt has the next turn.
             self.running.remove(job)
             self.running.append(job)
@@ -173,15 +182,14 @@ class Rounds:
         began = time.monotonic()
         try:
             self._evaluate(job, size)
+            if size >= self._least_rows:
+                self._row_seconds = (time.monotonic() - began) / size
+            if not job.prompt_left:
+                self._begin_answer(job)
         except DeviceLostError:
             raise
-        except HornitoError as error:
-            self._fail(job, error)
-            return
-        if size >= self._least_rows:
-            self._row_seconds = (time.monotonic() - began) / size
-        if not job.prompt_left:
-            self._begin_answer(job)
+        except Exception as error:
+            self._fail(job, _hornito_error(error))
 
     @property
     def _chunks(self) -> list[int]:
@@ -259,7 +267,10 @@ class Rounds:
         if run is None or self._changed or run.arrived:
             return
         prompts = any(job.answer is None for job in self.running)
-        steps = max(1, self.llm.steps_per_submission // (CROWDED if prompts else 1))
+        steps = self.llm.steps_per_submission
+        if self._step_seconds:
+            steps = min(steps, int(STEPS_SECONDS / self._step_seconds))
+        steps = max(1, steps // (CROWDED if prompts else 1))
         ahead = 1 if prompts else self._ahead
         while run.ahead < ahead and run.left and self._reserve(run, steps):
             run.submit(steps)
@@ -298,14 +309,25 @@ class Rounds:
         if run is None:
             return
         records = run.receive()
+        self._note_speed(max(map(len, records or ()), default=0))
         for index, (job, new) in enumerate(zip(self._rows, records or (), strict=False)):
-            if new and not _answer(job).ended():
-                self._take(job, new)
             job.error = job.error or run.errors[index]
+            if new and not _answer(job).ended():
+                try:
+                    self._take(job, new)
+                except Exception as error:
+                    job.error = _hornito_error(error)
             if job.error is not None or _answer(job).ended():
                 self._changed = True
         if (self._changed and not run.ahead and not run.arrived) or records is None:
             self._stop_run()
+
+    def _note_speed(self, steps: int) -> None:
+        """Measure a step, by the time since the steps before came."""
+        now = time.monotonic()
+        if steps and self._received:
+            self._step_seconds = (now - self._received) / steps
+        self._received = now if steps else 0.0
 
     def _take(self, job: Job, records: list[Record]) -> None:
         """Hand out the text of new tokens; the last piece of an answer follows at once."""
@@ -349,6 +371,14 @@ class Rounds:
                 self._retire(job, "cancelled")
             elif (reason := _answer(job).reason) is not None:
                 self._retire(job, reason)
+
+
+def _hornito_error(error: Exception) -> HornitoError:
+    """An error of one request; what nobody expected goes to the log, and its name to the client."""
+    if isinstance(error, HornitoError):
+        return error
+    log.error("a request failed", exc_info=error)
+    return HornitoError(f"internal error: {type(error).__name__}")
 
 
 def _session(job: Job) -> Session:

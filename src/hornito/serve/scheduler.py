@@ -28,7 +28,7 @@ class Scheduler:
 
     Attributes:
         queue: what waits.
-        state: `ok`; `device lost` until the device has been opened again; `stopping`.
+        state: `ok`; `device lost` until the device has been opened again; `stopping`; `failed`.
     """
 
     def __init__(
@@ -159,13 +159,23 @@ class Scheduler:
             self.queue.changed.notify_all()
 
     def _why(self) -> str:
-        if self.state == "stopping":
-            return "the server is stopping"
+        if self.state != "device lost":
+            return f"the server is {'stopping' if self.state == 'stopping' else 'broken'}"
         return "the device was lost, and the model is being put on it again; try again later"
 
     # -- the thread ---------------------------------------------------------------------------
 
     def _work(self) -> None:
+        try:
+            self._serve()
+        except BaseException:
+            # Nobody answers any more, and /health must say so.
+            with self.queue.changed:
+                self.state = "failed"
+            self._fail_waiting(UnavailableError(self._why()))
+            raise
+
+    def _serve(self) -> None:
         while self.state != "stopping":
             with self.queue.changed:
                 if self._rounds.idle and not self._calls and self.state != "stopping":
