@@ -6,20 +6,17 @@ their own blocks (`--weights keep`). All are measured as `hornito eval quality` 
 
 python benchmarks/quality.py model.gguf quality --text benchmarks/data/alice.txt --tokens 20480
 
-writes quality.json and quality.md. Forms that quality.json holds already are not measured again, so
-a run may be cut into several (`--only NAME`). `--form 'NAME=OPTIONS'` adds a form of ours, with
-options of `hornito compile`.
+writes quality.json and quality.md. Forms that quality.json holds already are not measured again,
+so a run may be cut into several (`--only NAME`). `--form 'NAME=int4 samples=0 group=32'` adds a
+form of ours: what its weights are, and how they are rounded (the fields of `Quantisation`).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,15 +24,22 @@ from typing import Any
 import gguf
 import numpy as np
 
-from hornito.cli.main import main as hornito
+from hornito.compiler import compile_source
 from hornito.diag.quality import WINDOW
 from hornito.diag.quality_models import QualityOptions, measure_models
 from hornito.progress import TerminalProgress
+from hornito.quant.choice import Quantisation
 
+#: Weights, and how they are rounded: the fields of `Quantisation`.
 OURS = {
-    "fp16": "--weights fp16",
-    "int8": "--weights int8",
-    "int4": "--weights int4",
+    "fp16": "fp16",
+    "int8": "int8",
+    "int4": "int4",
+    "int4, by weights alone": "int4 samples=0",
+    "int4, no outliers": "int4 outliers=0",
+    "int4, by weights alone, no outliers": "int4 samples=0 outliers=0",
+    "int4, everything": "int4 table=int4",
+    "int4m": "int4m",
 }
 #: Types of the matrices and of the table of tokens.
 GGUF = {
@@ -46,6 +50,9 @@ GGUF = {
     "GGUF Q4_1, table Q8_0": ("Q4_1", "Q8_0"),
 }
 TABLES = ("token_embd.weight", "output.weight")
+
+SAME_SIZE = 0.995
+_BESIDE = {"int8": "GGUF Q8", "int4": "GGUF Q4"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +98,36 @@ def write_gguf(source: Path, out: Path, matrices: str, tables: str) -> None:
     writer.close()
 
 
-def compile_form(source: Path, out: Path, options: Iterable[str]) -> None:
-    """`hornito compile`; its report is dropped.
+def compile_form(source: Path, out: Path, form: str, device: str | None = None) -> None:
+    """Compile the source as `WEIGHTS FIELD=VALUE ...` says."""
+    weights, *fields = form.split()
+    chosen: dict[str, Any] = {"device": device}
+    for field in fields:
+        name, _, value = field.partition("=")
+        if name in ("samples", "group", "target_bytes"):
+            chosen[name] = int(value)
+        elif name in ("outliers", "error"):
+            chosen[name] = float(value)
+        else:
+            chosen[name] = value
+    with TerminalProgress() as progress:
+        compile_source(
+            source, out, weights=weights, quantisation=Quantisation(**chosen), progress=progress
+        )
 
-    Raises:
-        SystemExit: it failed, and said why.
-    """
-    with contextlib.redirect_stdout(io.StringIO()):
-        code = hornito(["compile", str(source), str(out), *options])
-    if code:
-        raise SystemExit(code)
 
-
-def make(source: Path, form: str, options: dict[str, str], folder: Path) -> Path:
+def make(
+    source: Path, form: str, options: dict[str, str], folder: Path, device: str | None
+) -> Path:
     """The package of a form, in `folder`."""
     out = folder / "form.vxm"
     if form in GGUF:
         file = folder / "form.gguf"
         write_gguf(source, file, *GGUF[form])
-        compile_form(file, out, ["--weights", "keep"])
+        compile_form(file, out, "keep")
         file.unlink()
     else:
-        compile_form(source, out, options[form].split())
+        compile_form(source, out, options[form], device)
     return out
 
 
@@ -131,9 +146,9 @@ def measure(
             if form in rows:
                 continue
             if not reference.exists():
-                compile_form(source, reference, ["--weights", "fp32"])
+                compile_form(source, reference, "fp32")
             began = time.perf_counter()
-            package = make(source, form, options, folder)
+            package = make(source, form, options, folder, how.device)
             compiled = time.perf_counter()
             text, (one,), device = measure_models([str(package)], str(reference), how, progress)
             quality = one.quality
@@ -183,24 +198,30 @@ def to_markdown(found: dict[str, Any]) -> str:
         f"{r.kl_p99:.3g} | {r.top1:.2%} |"
         for r in rows
     ]
-    lines += ["", *(f"* {text}" for text in standings(rows))]
+    lines += ["", *(f"* {text}" for text in standings(rows, found["options"]))]
     return "\n".join(lines)
 
 
-def standings(rows: list[Row]) -> list[str]:
-    """Each quantised form of ours beside GGUF's next larger one: the ratio of their mean KL."""
+def standings(rows: list[Row], options: dict[str, str]) -> list[str]:
+    """Each form of ours in 8 or 4 bits beside the smallest of GGUF's in as many that is no smaller,
+    or beside its largest where all are: the ratio of their mean KL."""
     lines = []
-    theirs = [row for row in rows if row.form in GGUF]
     for row in rows:
-        larger = [other for other in theirs if other.bytes >= row.bytes * 0.995]
-        if row.form in GGUF or row.bits > 9 or not larger:
+        kind = options[row.form][:4]
+        theirs = [r for r in rows if r.form.startswith(_BESIDE.get(kind, "none"))]
+        if not theirs or row.kl_mean == 0:
             continue
-        next_one = min(larger, key=lambda other: other.bytes)
+        larger = [r for r in theirs if r.bytes >= row.bytes * SAME_SIZE]
+        other = min(larger, key=_size) if larger else max(theirs, key=_size)
         lines.append(
-            f"{row.form}: mean KL {row.kl_mean / next_one.kl_mean:.3f} times that of "
-            f"{next_one.form} ({row.bytes / 1e6:.1f} and {next_one.bytes / 1e6:.1f} MB)"
+            f"{row.form}: mean KL {row.kl_mean / other.kl_mean:.3f} times that of {other.form} "
+            f"({row.bytes / 1e6:.1f} and {other.bytes / 1e6:.1f} MB)"
         )
     return lines
+
+
+def _size(row: Row) -> int:
+    return row.bytes
 
 
 def main() -> None:
@@ -214,7 +235,7 @@ def main() -> None:
     parser.add_argument("--precision", default="high")
     parser.add_argument("--device")
     parser.add_argument("--only", action="append", help="a form by its name; may be repeated")
-    parser.add_argument("--form", action="append", default=[], metavar="NAME=OPTIONS")
+    parser.add_argument("--form", action="append", default=[], metavar="NAME=FORM")
     arguments = parser.parse_args()
     options = {**OURS, **dict(form.split("=", 1) for form in arguments.form)}
     forms = arguments.only or [*options, *GGUF]
