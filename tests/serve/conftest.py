@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("starlette")
-pytest.importorskip("uvicorn")
-pytest.importorskip("prometheus_client")
-pytest.importorskip("httpx")
+if TYPE_CHECKING:
+    from serving import Live
 
-from serving import Live, live
-from text_model import write_text_model
+# The extra `serve`, and the client of the tests.
+if not all(map(find_spec, ("starlette", "uvicorn", "prometheus_client", "httpx"))):
+    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,6 +29,8 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from text_model import write_text_model
+
     return write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
@@ -41,6 +43,8 @@ def device() -> str | None:
 def server(
     text_model: Path, private_cache: Path, device: str | None, kernels: None
 ) -> Iterator[Live]:
+    from serving import live
+
     with live(text_model, device=device) as made:
         yield made
 

@@ -48,10 +48,20 @@ def started(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, list[
         process.wait()
 
 
-def test_sigterm_lets_answers_finish(text_model: Path) -> None:
+def test_sigterm_lets_answers_finish(text_model: Path, tmp_path: Path) -> None:
     """The running answer comes to its end, no new one begins, and the exit code is 0."""
     arguments = [str(text_model), "--context", "512", "--slots", "1", "--temp", "0"]
-    with started(*arguments, "--name", "mine") as (process, url, lines):
+    prefix = tmp_path / "prefix.safetensors"
+    system = tmp_path / "system.txt"
+    system.write_text("You are a lamp. " * 3)
+    command = ["cache", "save", str(text_model), str(prefix), "--system-file", str(system)]
+    assert main([*command, "--context", "512"]) == 0
+    arguments += ["--prefix", str(prefix), "--name", "mine"]
+    with started(*arguments) as (process, url, lines):
+        chat = [{"role": "system", "content": system.read_text()}]
+        asked = {"model": "mine", "messages": [*chat, {"role": "user", "content": "hi"}]}
+        usage = httpx.post(f"{url}/v1/chat/completions", json=asked, timeout=60).json()["usage"]
+        assert usage["prompt_tokens_details"]["cached_tokens"] > 10
         assert httpx.get(f"{url}/health", timeout=60).json()["status"] == "ok"
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "mine"
         body = {"model": "mine", "prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": True}
@@ -118,8 +128,12 @@ def test_an_encoder(tmp_path: Path) -> None:
 
 def test_examples(text_model: Path) -> None:
     pytest.importorskip("openai")
-    found = [ROOT / "examples" / f"openai_{name}.py" for name in ("chat", "stream")]
-    with started(str(text_model), "--name", "model") as (_, url, _lines):
+    pytest.importorskip("llguidance")
+    found = sorted((ROOT / "examples").glob("openai_*.py"))
+    assert [path.stem for path in found] == [
+        f"openai_{name}" for name in ("chat", "json_schema", "stream", "tools")
+    ]
+    with started(str(text_model), "--name", "model", "--context", "2048") as (_, url, _lines):
         for path in found:
             done = subprocess.run(
                 [sys.executable, str(path), f"{url}/v1", "hello"],

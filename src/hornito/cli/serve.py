@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornito.cli.model import add_model, load_model
-from hornito.cli.options import add_option, add_sampling, positive_int, sampling_keywords, whole
+from hornito.cli.options import (
+    add_option,
+    add_prefix,
+    add_sampling,
+    positive_int,
+    sampling_keywords,
+    whole,
+)
 from hornito.errors import UsageError
 from hornito.progress import TerminalProgress
 
@@ -17,6 +24,7 @@ if TYPE_CHECKING:
     from hornito.serve.server import Address
 
 MOST_SLOTS = 16
+PROVE_SECONDS = 30.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
     )
     add_sampling(parser)
+    add_prefix(parser)
     add_option(parser, "--tokenizer", help="tokenizer.json of an encoder", metavar="FILE")
     parser.add_argument("--log", action="store_true", help="print a line for each request")
 
@@ -94,6 +103,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     bind(address.host, address.port).close()  # before the model is loaded
     server = Server(_service(arguments), address)
+    # The thread that feeds the device must not wait 5 ms for the one that writes answers.
+    sys.setswitchinterval(0.0005)
     _announce(server.url, address)
     server.run()
     return 0
@@ -141,11 +152,15 @@ def _text_model(arguments: argparse.Namespace, name: str) -> Service:
     with TerminalProgress() as progress:
         llm = load_model(arguments, progress, slots=arguments.slots, kv_bytes=arguments.kv_bytes)
         progress.finish()
+        # A server lives long: it is worth a few seconds to have its best kernels proved.
+        llm.prove(PROVE_SECONDS)
+        prefixes = [] if arguments.prefix is None else [llm.load_prefix(arguments.prefix)]
     metrics = Metrics()
     scheduler = Scheduler(
         llm,
         queue_limit=arguments.queue,
         cache_bytes=arguments.cache_bytes,
+        prefixes=prefixes,
         watch=metrics,
     )
     metrics.follow(scheduler)

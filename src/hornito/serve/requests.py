@@ -281,6 +281,7 @@ def _message(fields: Fields) -> dict[str, Any]:
         content = "".join(_part(fields, i, item) for i, item in enumerate(content))
     if not isinstance(content, str):
         raise fields.wrong("content", "must be a string or an array of text parts")
+    fields.neutral("type", "message", "text")
     fields.neutral("refusal")
     fields.neutral("annotations", [])
     fields.neutral("tool_calls", [])

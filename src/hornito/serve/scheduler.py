@@ -14,6 +14,7 @@ from hornito.serve.work import Deliver, Group, Job, Queue, UnavailableError, Wor
 
 if TYPE_CHECKING:
     from hornito.api import LLM
+    from hornito.runtime.snapshot import Snapshot
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ class Scheduler:
         *,
         queue_limit: int = 64,
         cache_bytes: int | None = None,
+        prefixes: Sequence[Snapshot] = (),
         watch: Watch | None = None,
     ) -> None:
         """Start the thread.
@@ -45,11 +47,13 @@ class Scheduler:
             llm: a loaded model, which the scheduler closes.
             queue_limit: answers that may wait.
             cache_bytes: budget of the prefix cache; None is all that the KV pools leave.
+            prefixes: what prompts may start from for as long as the scheduler lives.
             watch: told about the work.
         """
         self.queue = Queue(queue_limit)
         self.state = "ok"
         self._cache_bytes = cache_bytes
+        self._prefixes = list(prefixes)
         self._watch = watch or NoWatch()
         self._calls: list[Callable[[], None]] = []
         self._rounds = self._begin(llm)
@@ -230,11 +234,18 @@ class Scheduler:
                     return
             try:
                 self.llm.engine.revive(wanted=True)
+                self._prefixes = [self._evaluated(prefix) for prefix in self._prefixes]
             except HornitoError as failure:
                 log.error("the device can't be opened again yet: %s", failure)
                 continue
             self._resume()
             return
+
+    def _evaluated(self, prefix: Snapshot) -> Snapshot:
+        """A prefix of a lost device, on the new one."""
+        with self.llm.session() as session:
+            session.prefill(prefix.ids)
+            return session.snapshot()
 
     def _resume(self) -> None:
         before = self.cache
