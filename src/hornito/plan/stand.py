@@ -43,7 +43,8 @@ POISON = 0x7FC0BEEF
 RUN_SECONDS = 60.0
 """A run that takes longer counts as a lost device."""
 
-_NOISE = 65521  # a prime, so that rows do not repeat
+_NOISE = 65521  # numbers of a block: a prime, so that rows do not repeat
+_BLOCK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,6 @@ class Stand:
         self.pipelines = pipelines
         self._weight_address = weight_address
         self._buffers: dict[str, Buffer] = {}
-        rng = np.random.default_rng(20250117)
-        self._noise = rng.standard_normal(_NOISE).astype(np.float32)
 
     def free(self) -> None:
         """Give the memory back."""
@@ -104,7 +103,7 @@ class Stand:
                 if operand.name in self.plan.weight_bytes:
                     continue
                 if operand.name.startswith("kv:"):
-                    sizes[operand.name] = self._kv_bytes(unit, int(operand.name[3:]), dispatch)
+                    sizes[operand.name] = self._kv_bytes(unit, int(operand.name[3:]))
                     continue
                 end = operand.offset + operand.size
                 sizes[operand.name] = max(sizes.get(operand.name, 0), end)
@@ -123,7 +122,7 @@ class Stand:
         per_layer = kind.block_bytes // len(kind.layers)
         return per_layer * (kind.layers.index(layer) + 1)
 
-    def _kv_bytes(self, unit: Unit, layer: int, dispatch: Dispatch) -> int:
+    def _kv_bytes(self, unit: Unit, layer: int) -> int:
         last = max(position for _, position in self._rows(unit, self._live(unit, DATA[0])))
         blocks = last // BLOCK_POSITIONS + 1
         slots = 1 if unit.kind == "chunk" else unit.rows
@@ -145,44 +144,97 @@ class Stand:
         deepest = 1100 if unit.rows == 1 else 150
         return [(r, max(0, min(most - 1, deepest - 3 * r))) for r in range(live)]
 
-    def image(self, unit: Unit, layout: Layout, data: str, address: int) -> Words:
-        """The image of a unit at a device address, filled with one kind of data."""
-        words = np.zeros(layout.total // 4, np.uint32)
+    def prepare(
+        self, unit: Unit, layout: Layout, programs: Sequence[Sequence[Dispatch]], data: str
+    ) -> None:
+        """Fill the start image with one kind of data; NaNs lie where the programs put results.
+
+        Large places are filled on the device, from a block of numbers that is repeated.
+        """
+        start, work = (self._hold(name, layout.total) for name in ("start", "work"))
+        given = self._small(unit, layout, data, work.address)
+        recorder = self.device.command_buffer("self-test data")
+        growing: list[tuple[int, int, int]] = []  # offset, filled, size
+        for name, (offset, size) in layout.places.items():
+            if name in given:
+                continue
+            written = [p for p in programs if any(o.name == name for d in p for o in d.writes)]
+            if written and not any(_reads(program, name) for program in programs):
+                recorder.fill(start, offset, size, POISON)
+                continue
+            block = self._block(name, data)
+            if block is None:
+                recorder.fill(start, offset, size)
+                continue
+            first = min(size, 4 * _NOISE)
+            recorder.copy(self._noise_buffer(), block * _BLOCK_BYTES, start, offset, first)
+            growing.append((offset, first, size))
+        while growing := [entry for entry in growing if entry[1] < entry[2]]:
+            recorder.barrier()
+            for offset, filled, size in growing:
+                recorder.copy(start, offset, start, offset + filled, min(filled, size - filled))
+            growing = [(o, min(2 * filled, size), size) for o, filled, size in growing]
+        recorder.end()
+        try:
+            self._run(recorder)
+        finally:
+            recorder.free()
+        self.device.upload(
+            [(start, layout.places[name][0], found) for name, found in given.items()]
+        )
+        whole = self.device.command_buffer("self-test start")
+        whole.copy(start, 0, work, 0, layout.total)
+        whole.end()
+        try:
+            self._run(whole)
+        finally:
+            whole.free()
+
+    def _run(self, recorder: Recorder) -> None:
+        self.device.wait(self.device.submit([recorder]), timeout_s=RUN_SECONDS)
+
+    def _block(self, name: str, data: str) -> int | None:
+        """Which block of numbers a place is filled with; None for zeros."""
+        if name.startswith("kv:"):
+            return 3 if self._kind_of(int(name[3:]))[1].half else 0
+        if "/" not in name or data == "zeros":  # what is no value is state of the plan
+            return None
+        return {"integers": 1, "outliers": 2}.get(data, 0)
+
+    def _noise_buffer(self) -> Buffer:
+        """Blocks of normal numbers, whole ones, some large ones, and of fp16."""
+        if "noise" not in self._buffers:
+            noise = np.random.default_rng(20250117).standard_normal(_NOISE).astype(np.float32)
+            outliers = noise.copy()
+            outliers[7::509] *= np.float32(5e3)
+            halves = np.resize(noise.astype(np.float16), 2 * _NOISE)
+            blocks: list[npt.NDArray[Any]] = [noise, np.rint(2 * noise), outliers, halves]
+            buffer = self._hold("noise", len(blocks) * _BLOCK_BYTES)
+            self.device.upload(
+                (buffer, i * _BLOCK_BYTES, block.view(np.uint32)) for i, block in enumerate(blocks)
+            )
+        return self._buffers["noise"]
+
+    def _small(self, unit: Unit, layout: Layout, data: str, address: int) -> dict[str, Words]:
+        """What the host makes of the image: row records, tables, selections."""
         live = self._live(unit, data)
         picked = min(live, unit.selected)
-        last = range(live - picked, live)
+        last = range(live - picked, live) if unit.kind == "chunk" else range(unit.selected)
         fills: dict[str, Callable[[], Any]] = {
             "rows": lambda: self._row_records(unit, live),
-            "call": lambda: np.asarray([live, picked, 0, 0], np.uint32),
-            "selection": lambda: np.asarray(
-                list(last) if unit.kind == "chunk" else range(unit.selected), np.uint32
-            ),
-            "next_ids": lambda: np.arange(unit.selected, dtype=np.uint32) % self.plan.vocabulary,
-            "eos": lambda: np.full(1, self.plan.vocabulary, np.uint32),
+            "call": lambda: [live, picked, 0, 0],
+            "selection": lambda: list(last),
+            "next_ids": lambda: np.arange(unit.selected) % self.plan.vocabulary,
+            "eos": lambda: [self.plan.vocabulary],
             "tables": lambda: self._tables(unit, layout, address),
         }
-        for name, (offset, size) in layout.places.items():
-            target = words[offset // 4 : offset // 4 + size // 4]
-            if name in fills:
-                found = np.ascontiguousarray(fills[name]()).view(np.uint32).reshape(-1)
-                target[: len(found)] = found[: len(target)]
-            elif name.startswith("kv:"):
-                half = self._kind_of(int(name[3:]))[1].half
-                kept = np.resize(self._noise.astype(np.float16 if half else np.float32), 2 * _NOISE)
-                target[:] = np.resize(kept.view(np.uint32), len(target))
-            elif name in self.plan.arena.offsets or "/" in name:
-                target[:] = self._values(data, len(target)).view(np.uint32)
-        return words
-
-    def _values(self, data: str, count: int) -> npt.NDArray[np.float32]:
-        if data == "zeros":
-            return np.zeros(count, np.float32)
-        found = np.resize(self._noise, count)
-        if data == "integers":
-            return np.rint(2 * found).astype(np.float32)
-        if data == "outliers":
-            found = found.copy()
-            found[7::509] *= np.float32(5e3)
+        found = {}
+        for name, make in fills.items():
+            if name in layout.places:
+                words = np.zeros(layout.places[name][1] // 4, np.uint32)
+                made = np.asarray(make(), np.uint32).reshape(-1)[: len(words)]
+                words[: len(made)] = made
+                found[name] = words
         return found
 
     def _row_records(self, unit: Unit, live: int) -> Words:
@@ -215,37 +267,23 @@ class Stand:
     # -- runs -----------------------------------------------------------------------------------
 
     def results(
-        self,
-        unit: Unit,
-        layout: Layout,
-        dispatches: Sequence[Dispatch],
-        data: str,
-        compared: Collection[str],
-        runs: int,
+        self, layout: Layout, dispatches: Sequence[Dispatch], compared: Collection[str], runs: int
     ) -> list[bytes]:
-        """What `runs` runs wrote into the compared places, each from the same start.
+        """What `runs` runs wrote into the compared places, each from the start that `prepare` made.
 
         Raises:
             DeviceLostError: the device was lost, or did not answer in time.
             VulkanError: a pipeline could not be made.
         """
         start, work = (self._hold(name, layout.total) for name in ("start", "work"))
-        image = self.image(unit, layout, data, work.address)
-        for dispatch in dispatches:
-            for operand in dispatch.writes:
-                # Operands that are read as well keep their data.
-                if operand.name in layout.places and not _reads(dispatches, operand.name):
-                    offset, size = layout.places[operand.name]
-                    image[offset // 4 : (offset + size) // 4] = POISON
-        self.device.upload([(start, 0, image), (work, 0, image)])
-        sizes = [layout.places[name][1] for name in compared]
-        back = self._hold("results", sum(sizes))
+        size = sum(layout.places[name][1] for name in compared)
+        back = self._hold("results", size)
         recorder = self._record(layout, dispatches, start, work, back, compared)
         found = []
         try:
             for _ in range(runs):
-                self.device.wait(self.device.submit([recorder]), timeout_s=RUN_SECONDS)
-                found.append(_copy(back, sum(sizes)))
+                self._run(recorder)
+                found.append(_copy(back, size))
         finally:
             recorder.free()
         return found
@@ -288,8 +326,8 @@ class Stand:
         self, unit: Unit, layout: Layout, dispatches: Sequence[Dispatch], repeats: int
     ) -> list[int]:
         """GPU time of each of `repeats` runs, with a barrier between them."""
+        self.prepare(unit, layout, [dispatches], DATA[0])
         work = self._hold("work", layout.total)
-        self.device.upload([(work, 0, self.image(unit, layout, "random", work.address))])
         recorder = self.device.command_buffer("timing")
         try:
             recorder.timestamp(0)
@@ -299,7 +337,7 @@ class Stand:
                     recorder.barrier()
                 recorder.timestamp(repeat + 1)
             recorder.end()
-            self.device.wait(self.device.submit([recorder]), timeout_s=RUN_SECONDS)
+            self._run(recorder)
             times = self.device.read_timestamps(recorder)
         finally:
             recorder.free()
