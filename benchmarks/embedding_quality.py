@@ -2,7 +2,8 @@
 
 python benchmarks/embedding_quality.py model.onnx tokenizer.json out --text book.txt
 
-takes the first 200 sentences of the text, and writes out.json and out.md. The model takes
+takes the first 200 sentences of the text, and writes out.json and out.md; rows of out.json that
+`--only` leaves out stay. The model takes
 `input_ids`, `attention_mask` and `token_type_ids` with the dims `batch` and `length`, and gives
 `last_hidden_state`; an embedding is its mean over real tokens.
 """
@@ -86,21 +87,25 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--device")
+    parser.add_argument("--only", action="append", choices=CHOICES, help="may be repeated")
     arguments = parser.parse_args()
     texts = sentences(arguments.text.read_text("utf-8"), arguments.count // BATCH * BATCH)
     inputs = encode(Tokenizer.from_file(arguments.tokenizer), texts)
     model = parse(arguments.model)
-    rows: list[dict[str, Any]] = []
+    file = Path(f"{arguments.out}.json")
+    before = json.loads(file.read_text("utf-8"))["rows"] if file.exists() else []
+    rows: dict[str, dict[str, Any]] = {row["weights"]: row for row in before}
     with open_device(arguments.device) as device:
         line = f"{device.info.name} ({device.info.kind})"
         exact, facts = embed(device, model, CHOICES[0], inputs)
-        for weights in CHOICES:
+        for weights in arguments.only or CHOICES:
             found = exact
             if weights != CHOICES[0]:
                 found, facts = embed(device, model, weights, inputs)
             cosines = (found * exact).sum(1)
             lowest, mean = float(cosines.min()), float(cosines.mean())
-            rows.append({**facts, "cosine_mean": mean, "cosine_min": lowest})
+            rows[weights] = {**facts, "cosine_mean": mean, "cosine_min": lowest}
+    ordered = [rows[weights] for weights in CHOICES if weights in rows]
     lines = [
         f"{arguments.model.name}: {len(texts)} sentences of {arguments.text.name} in {LENGTH} "
         f"tokens; {line}",
@@ -111,10 +116,10 @@ def main() -> None:
     lines += [
         f"| {row['weights']} | {row['constant_bytes'] / 1e6:.1f} | {row['cosine_mean']:.6f} | "
         f"{row['cosine_min']:.6f} |"
-        for row in rows
+        for row in ordered
     ]
-    data = {"model": arguments.model.name, "device": line, "count": len(texts), "rows": rows}
-    Path(f"{arguments.out}.json").write_text(json.dumps(data, indent=2) + "\n", "utf-8")
+    data = {"model": arguments.model.name, "device": line, "count": len(texts), "rows": ordered}
+    file.write_text(json.dumps(data, indent=2) + "\n", "utf-8")
     Path(f"{arguments.out}.md").write_text("\n".join(lines) + "\n", "utf-8")
     print("\n".join(lines))
 

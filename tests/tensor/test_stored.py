@@ -56,8 +56,8 @@ def test_fewer_bits_lose_more() -> None:
     assert products(plain) == ["matmul", "matmul", "gather"]
     exact = evaluate(plain, INPUTS)["out"]
     errors = [np.abs(evaluate(stored(w), INPUTS)["out"] - exact).max() for w in FEWER]
-    fp16, bf16, int8, int4 = errors
-    assert 0 < fp16 < bf16 < int4 and fp16 < int8 < int4 < np.abs(exact).max()
+    fp16, bf16, int8, int4, int4m = errors
+    assert 0 < fp16 < bf16 < int4 and fp16 < int8 < int4m < int4 < np.abs(exact).max()
 
 
 def test_bytes_are_those_of_the_format() -> None:
@@ -65,7 +65,7 @@ def test_bytes_are_those_of_the_format() -> None:
         graph = stored(weights)
         words = sum(a.size for n, a in graph.constants.items() if graph.values[n].kind == 2)
         fmt = weight_format(weights)
-        table = weight_format("int8g64" if weights == "int4" else weights)
+        table = weight_format("int8g64" if weights in ("int4", "int4m") else weights)
         assert 4 * words == fmt.nbytes((96, 64)) + fmt.nbytes((9, 96)) + table.nbytes((1030, 64))
 
 

@@ -26,10 +26,11 @@ from hornito.tensor.graph import Array, Attr, TensorGraph, TensorNode, TensorVal
 if TYPE_CHECKING:
     from hornito.tensor.kernels import TensorLowering
 
-CHOICES = ("fp32", "fp16", "bf16", "int8", "int4")
+CHOICES = ("fp32", "fp16", "bf16", "int8", "int4", "int4m")
 TILE_ROWS, TILE_OUTPUTS = 16, 64
 
 TABLE_FORMAT = "int8g64"
+FOUR_BITS = ("int4", "int4m")
 TABLE_ROWS = 1024
 """Tables with fewer rows, such as those of positions, stay fp32."""
 
@@ -141,7 +142,7 @@ def store_matrices(graph: TensorGraph, weights: str) -> tuple[dict[str, dict[str
     """Turn products with constant matrices into `linear`, and gathers from large tables into
     `lookup`; other constants stay fp32.
 
-    With `int4`, tables are stored as int8 in groups of 64, as those of text models are.
+    Beside 4 bits, tables are stored as int8 in groups of 64, as those of text models are.
 
     Returns:
         of each storage type how many matrices, their bytes and bits a weight; and what the user
@@ -162,7 +163,7 @@ def store_matrices(graph: TensorGraph, weights: str) -> tuple[dict[str, dict[str
         if found is None:
             continue
         table = node.op == "gather"
-        fmt = weight_format(TABLE_FORMAT if table and weights == "int4" else weights)
+        fmt = weight_format(TABLE_FORMAT if table and weights in FOUR_BITS else weights)
         shape = (found.n, found.k)
         if not fmt.fits(shape) or fmt.nbytes(shape) % 4:
             odd += 1
