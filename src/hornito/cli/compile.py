@@ -12,6 +12,7 @@ from hornito.cli.binding import add_binding, add_buckets
 from hornito.cli.files import EMPTY, SNAPSHOT, TEXT, expect, kind_of
 from hornito.cli.options import WEIGHTS, add_json, add_option, one_of
 from hornito.cli.output import describe_quality, megabytes, print_json
+from hornito.cli.quantising import add_quantisation, quantisation_of
 from hornito.cli.tensors import compile_source as compile_tensors
 from hornito.errors import UsageError
 from hornito.progress import TerminalProgress
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "them, when some are quantised, else fp16)",
         metavar="TYPE",
     )
+    add_quantisation(parser)
     parser.add_argument(
         "--support-report",
         metavar="FILE",
@@ -47,7 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure the package on this text, as `hornito eval quality` does, and store the "
         "figures in it; needs a device",
     )
-    add_option(parser, "--device", help="for --eval: index, name part, vendor, pci:..., UUID")
+    add_option(
+        parser,
+        "--device",
+        help="for --eval and --quant-samples: index, name part, vendor, pci:..., UUID",
+    )
     add_binding(parser)
     add_buckets(parser)
     parser.add_argument(
@@ -65,6 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.out is not None or not arguments.graph:
         _refuse_what_is_no_source(Path(arguments.source))
+    quantisation = quantisation_of(arguments)
     code = compile_tensors(arguments)
     if code is not None:
         if arguments.eval:
@@ -76,7 +83,13 @@ def run(arguments: argparse.Namespace) -> int:
     if is_repository(source):  # a path of that form comes first
         source = str(resolve_model(source))
     with TerminalProgress() as progress:
-        report = compile_source(source, arguments.out, weights=arguments.weights, progress=progress)
+        report = compile_source(
+            source,
+            arguments.out,
+            weights=arguments.weights,
+            quantisation=quantisation,
+            progress=progress,
+        )
     for warning in report.warnings:
         print(f"hornito: warning: {warning}", file=sys.stderr)
     if arguments.support_report:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         overflow: Overflow
 
 
-WEIGHTS = ("fp32", "fp16", "bf16", "int8", "int4", "keep")
+WEIGHTS = ("fp32", "fp16", "bf16", "int8", "int4", "int4m", "keep")
 PRECISIONS = ("high", "normal")
 KV_TYPES = ("fp32", "fp16")
 TUNE = ("off", "fast", "full")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hornito.cli.binding import add_dim, graph_specs, load_array, pair_value, parsed_source
 from hornito.cli.output import megabytes, print_json
+from hornito.cli.quantising import refuse_quantisation
 from hornito.errors import UsageError
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def compile_source(arguments: argparse.Namespace) -> int | None:
         )
     if out is None:
         raise UsageError("OUT.vxm is missing: the package to write")
+    refuse_quantisation(arguments)
     return _compile(parsed, out, arguments)
 
 

@@ -36,7 +36,8 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation. `covers` names the source nodes or tensors that it stands for."""
+    """One operation. `covers` names the source nodes or tensors that it stands for, `fused` the
+    results of nodes that it took the place of and that no longer exist."""
 
     op: str
     name: str
@@ -44,6 +45,7 @@ class Node:
     outputs: tuple[str, ...]
     attrs: Mapping[str, Attr] = field(default_factory=dict)
     covers: tuple[str, ...] = ()
+    fused: tuple[str, ...] = ()
 
     def attr(self, name: str) -> Any:
         """The attribute `name`.
@@ -158,9 +160,14 @@ class Graph:
     def replace_nodes(self, old: Sequence[Node], new: Sequence[Node]) -> None:
         """Put `new` where the last of `old` stands, and remove `old`.
 
-        `new` must make every result of `old` that is still read elsewhere.
+        `new` must make every result of `old` that is still read elsewhere. The other results are
+        noted as `fused` in every new node.
         """
         from hornito.ops import registry
+
+        made = {name for node in new for name in node.outputs}
+        lost = [name for node in old for name in (*node.fused, *node.outputs) if name not in made]
+        new = [replace(n, fused=tuple(dict.fromkeys((*n.fused, *lost)))) for n in new]
 
         gone = {id(node) for node in old}
         last = max(i for i, node in enumerate(self.nodes) if id(node) in gone)
@@ -219,6 +226,7 @@ class Graph:
                         k: list(v) if isinstance(v, tuple) else v for k, v in n.attrs.items()
                     },
                     "covers": list(n.covers),
+                    **({"fused": list(n.fused)} if n.fused else {}),
                 }
                 for n in self.nodes
             ],
@@ -262,6 +270,7 @@ class Graph:
                     tuple(n["outputs"]),
                     attrs,
                     tuple(n["covers"]),
+                    tuple(n.get("fused", ())),
                 )
                 check_attributes(node)
                 graph.append(node)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import fnmatch
+import logging
 from collections.abc import Iterable, Sequence
 
 from hornito.errors import UsageError
-from hornito.graph.graph import Graph
+from hornito.graph.graph import Graph, Node
+
+logger = logging.getLogger("hornito")
 
 
 def matching(patterns: Sequence[str], names: Iterable[str], flag: str) -> list[str]:
@@ -28,11 +31,25 @@ def matching(patterns: Sequence[str], names: Iterable[str], flag: str) -> list[s
 def pinned_nodes(graph: Graph, patterns: Sequence[str]) -> list[str]:
     """The nodes that patterns name, by their own name, a result's or a weight's.
 
+    A value or a tensor that fusion took into a node names that node: such a value never leaves the
+    kernel's registers, which are fp32. A warning says which those are.
+
     Raises:
         UsageError: a pattern matches nothing.
     """
-    names = [n for node in graph for n in (node.name, *node.outputs, *node.inputs) if n]
+    names = [n for node in graph for n in (*_own(node), *_taken_in(node)) if n]
     found = set(matching(patterns, dict.fromkeys(names), "--fp32-tensors"))
-    return [
-        node.name for node in graph if found.intersection((node.name, *node.outputs, *node.inputs))
-    ]
+    existing = {n for node in graph for n in _own(node)}
+    for name in sorted(found - existing):
+        inside = ", ".join(node.name for node in graph if name in _taken_in(node))
+        logger.warning("%s is part of %s, which keeps fp32 operands as a whole", name, inside)
+    return [node.name for node in graph if found.intersection((*_own(node), *_taken_in(node)))]
+
+
+def _own(node: Node) -> tuple[str, ...]:
+    return (node.name, *node.outputs, *node.inputs)
+
+
+def _taken_in(node: Node) -> tuple[str, ...]:
+    """What a node stands for without having it: results of fused nodes, tensors of the source."""
+    return (*node.fused, *node.covers)

@@ -58,7 +58,8 @@ class Rounded:
         data: its bytes, plane by plane.
         error: root of the squared error of the outputs over that of the outputs themselves (of the
             weights without statistics).
-        shift: mean error of each output `[N]`, which a bias can take back; None without statistics.
+        shift: mean error of each output `[N]`, which a bias can take back; None when that is not
+            asked for, or without statistics.
         shift_share: part of the squared error of the outputs that it is.
     """
 
@@ -84,6 +85,7 @@ def quantise_matrix(
     data: WeightData,
     statistics: Statistics | None = None,
     *,
+    shift_from: float = 0.0,
     advance: Callable[[int], None] | None = None,
 ) -> Rounded:
     """Round a matrix `[N, K]`.
@@ -91,6 +93,7 @@ def quantise_matrix(
     Args:
         fmt: one of the formats that numbers can be rounded to, with or without outliers.
         statistics: of the layer's inputs; without them the weights alone decide.
+        shift_from: the least share of the error from which a shift is wanted.
         advance: told about the rows that are done.
 
     Raises:
@@ -102,7 +105,9 @@ def quantise_matrix(
     if len(outliers):
         importance = np.ones(data.shape[1], np.float32) if importance is None else importance.copy()
         importance[outliers] = 0.0
-    plan = None if moments is None else sweep(moments, outliers, DAMPING)
+    plan = None
+    if moments is not None and fmt.number != 2:  # at 8 bits there is little to make up for
+        plan = sweep(moments, outliers, DAMPING)
     job = _Job(fmt, data, importance, outliers, plan)
     parts: list[list[Bytes]] = []
     with ThreadPoolExecutor(THREADS) as pool:
@@ -121,7 +126,7 @@ def quantise_matrix(
     for plane, size in zip(planes, fmt.plane_sizes(data.shape), strict=True):
         stored[at : at + plane.size] = plane.reshape(-1)
         at += size
-    return _measured(job, stored, statistics)
+    return _measured(job, stored, statistics, shift_from)
 
 
 def _row_runs(shape: tuple[int, ...]) -> list[tuple[int, int]]:
@@ -192,7 +197,9 @@ def _salient_columns(fmt: WeightFormat, data: WeightData, importance: Floats | N
     return np.sort(np.argsort(-cost, kind="stable")[: fmt.outliers])
 
 
-def _measured(job: _Job, stored: Bytes, statistics: Statistics | None) -> Rounded:
+def _measured(
+    job: _Job, stored: Bytes, statistics: Statistics | None, shift_from: float
+) -> Rounded:
     shape = job.data.shape
     lost = total = shifted = 0.0
     for start, stop in _sample(job.data):
@@ -205,10 +212,11 @@ def _measured(job: _Job, stored: Bytes, statistics: Statistics | None) -> Rounde
         total += float(np.einsum("nk,nk->", x @ statistics.moments, x))
         shifted += float(np.square(change @ statistics.mean).sum())
     error = (lost / total) ** 0.5 if total > 0 else 0.0
-    if statistics is None:
-        return Rounded(stored, error)
+    share = shifted / lost if lost > 0 else 0.0
+    if statistics is None or share < shift_from:
+        return Rounded(stored, error, None, share)
     shift = np.empty(shape[0], np.float32)
     for start, stop in _row_runs(shape):
         change = unpack(job.fmt, stored, shape, start, stop) - job.data.rows(start, stop)
         shift[start:stop] = change @ statistics.mean
-    return Rounded(stored, error, shift, shifted / lost if lost > 0 else 0.0)
+    return Rounded(stored, error, shift, share)

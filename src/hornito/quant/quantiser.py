@@ -7,13 +7,15 @@ those that lose most. Rounded matrices lie in a temporary file until they are wr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import IO, TYPE_CHECKING, Any
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
 from hornito.errors import UsageError, size_text
-from hornito.graph.graph import Graph, Weight
+from hornito.graph.graph import Graph, Node, Weight
 from hornito.graph.storage import larger_format, table_names
 from hornito.graph.weights import ArrayData, WeightData
 from hornito.progress import Progress
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     from hornito.quant.calibrate import Activations
 
 SHIFT_SHARE = 0.1
-"""A mean error is taken back by a new bias when it is this part of a layer's squared error; a bias
-that is there anyhow always takes it."""
+"""A mean error is taken back by a new bias when it is this part of a layer's squared error: a bias
+takes room. One that is there anyhow always takes it back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,13 @@ class Quantiser:
         weight = self._graph.weights[name]
         data = self._source.setdefault(name, _present(name, weight))
         statistics = self._statistics(name)
-        wanted, done = fmt, self._quantise(fmt, data, statistics, progress)
+        node = self._biased(name)
+        shift_from = np.inf if node is None else 0.0 if node.inputs[2] else SHIFT_SHARE
+        wanted, advance = fmt, _by_elements(progress, data.shape[1])
+        done = _quantise(fmt, data, statistics, shift_from, advance)
         while done is not None and done.error > limits.error:
             fmt = larger_format(fmt)
-            done = self._quantise(fmt, data, statistics, None)
+            done = _quantise(fmt, data, statistics, shift_from, None)
         if fmt != wanted:
             self.report.raised[name] = fmt.name
             self.report.warnings.append(
@@ -129,32 +134,20 @@ class Quantiser:
             return
         self.report.errors[name] = done.error
         self._keep(name, weight, fmt, done, data)
-        if done.shift is not None:
-            self._take_back(name, done.shift, done.shift_share)
-
-    def _quantise(
-        self,
-        fmt: WeightFormat,
-        data: WeightData,
-        statistics: Statistics | None,
-        progress: Progress | None,
-    ) -> Rounded | None:
-        """None for a type whose numbers are plain."""
-        if fmt.number not in RANGES:
-            return None
-        advance = None
-        if progress is not None:
-            width = data.shape[1]
-
-            def advance(rows: int) -> None:
-                progress.advance(rows * width)
-
-        return quantise_matrix(fmt, data, statistics, advance=advance)
+        if done.shift is not None and node is not None:
+            self._take_back(name, node, done.shift)
 
     def _statistics(self, name: str) -> Statistics | None:
+        """Of what a matrix reads. The rows of a table that tokens are looked up in are inputs too,
+        all columns alike: half of what counts, for a table that is a head besides."""
         if self._activations is None:
             return None
-        return self._activations.statistics(name)
+        found = self._activations.statistics(name)
+        if found is None or name not in self._looked_up:
+            return found
+        moments = found.moments / np.maximum(np.diag(found.moments).mean(), np.float32(1e-30))
+        moments[np.diag_indices(len(moments))] += 1.0
+        return Statistics(moments / 2, found.mean)
 
     def _keep(
         self, name: str, weight: Weight, fmt: WeightFormat, done: Rounded, data: WeightData
@@ -220,27 +213,42 @@ class Quantiser:
 
     # -- mean errors ------------------------------------------------------------------------
 
-    def _take_back(self, name: str, shift: Floats, share: float) -> None:
-        """Let the bias behind a matrix take back the mean error of its outputs."""
+    def _biased(self, name: str) -> Node | None:
+        """The one node that reads a matrix, when it may have a bias."""
         readers = self._graph.consumers(name)
-        if len(readers) != 1 or readers[0].op not in ("linear", "gated_linear"):
-            return
-        (node,) = readers
-        bias = node.inputs[2]
-        weights = self._graph.weights
+        single = len(readers) == 1 and readers[0].op in ("linear", "gated_linear")
+        return readers[0] if single else None
+
+    def _take_back(self, name: str, node: Node, shift: Floats) -> None:
+        """Let the bias behind a matrix take back the mean error of its outputs."""
+        weights, bias = self._graph.weights, node.inputs[2]
         if bias:
             data = self._source.setdefault(bias, _present(bias, weights[bias]))
             shifted = ArrayData(data.rows(0, len(shift)) - shift, data.source_names)
             weights[bias] = replace(weights[bias], data=shifted)
-        elif share >= SHIFT_SHARE:
-            bias = self._graph.add_weight(
-                f"{name}.correction", Weight(shift.shape, "fp32", ArrayData(-shift))
-            )
+        else:
+            correction = Weight(shift.shape, "fp32", ArrayData(-shift))
+            bias = self._graph.add_weight(f"{name}.correction", correction)
             inputs = (*node.inputs[:2], bias, *node.inputs[3:])
             self._graph.replace_nodes([node], [replace(node, inputs=inputs)])
-        else:
-            return
         self.report.shifted += 1
+
+
+def _quantise(
+    fmt: WeightFormat,
+    data: WeightData,
+    statistics: Statistics | None,
+    shift_from: float,
+    advance: Callable[[int], None] | None,
+) -> Rounded | None:
+    """None for a type whose numbers are plain."""
+    if fmt.number not in RANGES:
+        return None
+    return quantise_matrix(fmt, data, statistics, shift_from=shift_from, advance=advance)
+
+
+def _by_elements(progress: Progress, width: int) -> Callable[[int], None]:
+    return lambda rows: progress.advance(rows * width)
 
 
 def _present(name: str, weight: Weight) -> WeightData:
