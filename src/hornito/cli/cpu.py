@@ -35,7 +35,7 @@ def run_text(arguments: argparse.Namespace, prompt: str | list[int]) -> int:
     Raises:
         UsageError: an option that only the GPU path has.
     """
-    from hornito.diag.compare_decoder import NumpySide, StoredWeights
+    from hornito.diag.compare_numpy import NumpySide, StoredWeights
     from hornito.loading import open_model
     from hornito.package.model import model_graph
     from hornito.progress import TerminalProgress

@@ -149,8 +149,7 @@ def differences(
     Raises:
         UsageError: a value has another shape in the reference.
     """
-    nodes, by_name = makers(side.graph), {node.name: node for node in side.graph}
-    found = []
+    nodes, found = makers(side.graph), []
     for name in value_names(side.graph):
         if name not in reference.values:
             continue
@@ -160,7 +159,7 @@ def differences(
                 f"{name} is {got.shape} in the model and {want.shape} in the reference: they are "
                 "not the same model"
             )
-        node = by_name[nodes[name]]
+        node = nodes[name]
         kernels = trace.kernels.get(node.name, ())
         found.append(measure(trace.run, name, got, want, tolerance, op=node.op, kernels=kernels))
     return tuple(found)

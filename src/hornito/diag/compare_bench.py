@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from hornito.cache import resolve_model
 from hornito.compiler import compile_source, is_package
 from hornito.diag.bench import prompt_ids
-from hornito.diag.compare_decoder import DeviceSide, NumpySide, Run, Side, StoredWeights
+from hornito.diag.compare_decoder import DeviceSide, Run, Side
+from hornito.diag.compare_numpy import NumpySide, StoredWeights
 from hornito.diag.compare_values import (
     PRECISION_TOLERANCE,
     Tolerance,

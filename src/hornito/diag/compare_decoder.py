@@ -1,40 +1,29 @@
-"""The two sides of a decoder's comparison: the device, bucket by bucket, and the numpy evaluator.
+"""The sides of a decoder's comparison, and the one on the device, bucket by bucket.
 
-Both give every value of the graph at every position of a sequence, and what each layer's cache
+A side gives every value of the graph at every position of a sequence, and what each layer's cache
 holds there, as `NAME.keys` and `NAME.values` of its cache token NAME.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from hornito.diag.compare_values import Trace
 from hornito.errors import UsageError
-from hornito.graph.graph import CACHE, FLOAT, Graph
-from hornito.graph.reference import ReferenceState, evaluate
+from hornito.graph.graph import CACHE, FLOAT, Graph, Node
 from hornito.graph.shapes import S
 from hornito.ops.base import BLOCK_POSITIONS, ROW_IGNORE_EOS, ROW_LIVE, Array
-from hornito.quant.formats import weight_format
-from hornito.quant.storage import unpack
 from hornito.runtime.kv_cache import release_blocks
 from hornito.runtime.rows import RowUpdate, row_bytes, words
 from hornito.runtime.session import Session
 
 if TYPE_CHECKING:
-    from hornito.package.reader import Package
     from hornito.runtime.engine import Engine
-
-Floats = npt.NDArray[np.float32]
-
-CACHED_WEIGHT_BYTES = 4 << 30
-"""Unpacked weights that the evaluator keeps from call to call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +65,12 @@ def value_names(graph: Graph) -> list[str]:
     return names
 
 
-def makers(graph: Graph) -> dict[str, str]:
-    """The name of the node that makes each value of `value_names`."""
-    found: dict[str, str] = {}
+def makers(graph: Graph) -> dict[str, Node]:
+    """The node that makes each value of `value_names`."""
+    found: dict[str, Node] = {}
     for node in graph:
         for name in node.outputs:
-            found |= {name: node.name, f"{name}.keys": node.name, f"{name}.values": node.name}
+            found |= {name: node, f"{name}.keys": node, f"{name}.values": node}
     return found
 
 
@@ -114,105 +103,6 @@ def with_joined(graph: Graph, reference: Graph, trace: Trace) -> Trace:
         for name, parts in joined(graph, reference).items()
     }
     return replace(trace, values={**trace.values, **more})
-
-
-class StoredWeights(Mapping[str, Array]):
-    """The weights of a package as fp32 numbers, unpacked when they are asked for."""
-
-    def __init__(self, graph: Graph, package: Package) -> None:
-        self._graph = graph
-        self._package = package
-        self._kept: dict[str, Floats] = {}
-        self._kept_bytes = 0
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._graph.weights
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._graph.weights)
-
-    def __len__(self) -> int:
-        return len(self._graph.weights)
-
-    def __getitem__(self, name: str) -> Floats:
-        if name in self._kept:
-            return self._kept[name]
-        weight = self._graph.weights[name]
-        data = np.frombuffer(self._package.tensor(name), np.uint8)
-        numbers = unpack(weight_format(weight.dtype), data, weight.shape)
-        if self._kept_bytes + numbers.nbytes <= CACHED_WEIGHT_BYTES:
-            self._kept[name] = numbers
-            self._kept_bytes += numbers.nbytes
-        return numbers
-
-
-class NumpySide:
-    """The reference evaluator in float64, on a package's own weights; it has no schedule.
-
-    Args:
-        context: positions that a plan would have (some models choose their RoPE by it).
-        keep: whether values are kept for `trace`.
-    """
-
-    def __init__(
-        self, graph: Graph, weights: Mapping[str, Array], context: int, *, keep: bool = True
-    ) -> None:
-        self.graph = graph
-        self._weights = weights
-        self._context = context
-        self._keep = keep
-        self._begin()
-
-    def _begin(self) -> None:
-        self._state = ReferenceState(context=self._context)
-        self._ids: list[int] = []
-        self._pieces: list[dict[str, Array]] = []
-
-    def extend(self, ids: Sequence[int]) -> Array:
-        """Evaluate `ids` behind what was evaluated; the logits `[n, V]` after each."""
-        start = len(self._ids)
-        positions = np.arange(start, start + len(ids))
-        inputs: dict[str, Array] = {
-            "ids": np.asarray(ids, np.int64),
-            "positions": positions,
-            "selection": np.arange(len(ids)),
-        }
-        values = evaluate(self.graph, inputs, self._weights, self._state, keep=self._keep)
-        self._ids += ids
-        if self._keep:
-            self._pieces.append(values)
-        return values[self.graph.outputs[0]]
-
-    def greedy(self, prompt: Sequence[int], steps: int) -> list[int]:
-        """The most likely tokens behind a prompt."""
-        return list(islice(self.tokens(prompt), steps))
-
-    def tokens(self, prompt: Sequence[int]) -> Iterator[int]:
-        """The most likely tokens behind a prompt, without end."""
-        self._begin()
-        logits = self.extend(prompt)
-        while True:
-            token = int(np.argmax(logits[-1]))
-            yield token
-            logits = self.extend([token])
-
-    def trace(self, run: Run, ids: Sequence[int], prompt: int) -> Trace:
-        """Every value along `ids`, whatever the run."""
-        if self._ids != list(ids[: len(self._ids)]):
-            self._begin()
-        if len(self._ids) < len(ids):
-            self.extend(ids[len(self._ids) :])
-        values: dict[str, Array] = {}
-        for node in self.graph:
-            for name in node.outputs:
-                if self.graph.values[name].dtype == CACHE:
-                    cache = self._state.layer(node.attr("layer"))
-                    for label, held in (("keys", cache.keys), ("values", cache.values)):
-                        rows = [held[i].reshape(-1) for i in range(len(ids))]
-                        values[f"{name}.{label}"] = np.stack(rows)
-                else:
-                    values[name] = np.concatenate([piece[name] for piece in self._pieces])
-        return Trace("", values)
 
 
 class DeviceSide:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import hornito
-from hornito.diag.compare_decoder import NumpySide, StoredWeights
+from hornito.diag.compare_numpy import NumpySide, StoredWeights
 from hornito.diag.profile import copy_bandwidth, moved_bytes
 from hornito.diag.random_model import write_random_model
 from hornito.errors import DeviceLostError, VulkanError
