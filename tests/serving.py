@@ -113,20 +113,39 @@ def live(
     sampling: dict[str, Any] | None = None,
     queue_limit: int = 64,
     cache_bytes: int | None = None,
+    pause: float = 0,
     **options: Any,
 ) -> Iterator[Live]:
-    """A server with a text model; `options` are those of `hornito.load`."""
+    """A server with a text model; `options` are those of `hornito.load`.
+
+    Args:
+        pause: seconds before each round, of one step, so that answers last on any device.
+    """
     usual = {"slots": 4, "weights": "fp32", "precision": "high", "context": 256, **options}
     metrics = Metrics()
     llm = hornito.load(model, **usual)
     scheduler = Scheduler(llm, queue_limit=queue_limit, cache_bytes=cache_bytes, watch=metrics)
     metrics.follow(scheduler)
+    if pause:
+        llm.steps_per_submission = 1
+        _slow_down(scheduler, pause)
     service = TextService(scheduler, metrics, NAME, sampling)
     with (
         serving(service, **(address or {})) as url,
         httpx.Client(base_url=url, timeout=120) as http,
     ):
         yield Live(url, scheduler, http)
+
+
+def _slow_down(scheduler: Scheduler, seconds: float) -> None:
+    rounds = scheduler._rounds
+    usual = rounds.round
+
+    def slow() -> None:
+        time.sleep(seconds)
+        usual()
+
+    rounds.round = slow  # type: ignore[method-assign]
 
 
 def texts(events: Sequence[Any], index: int = 0) -> str:

@@ -124,8 +124,13 @@ def test_sampling_settings_share_a_call(server: Live) -> None:
                 )
 
 
-def test_h3_a_client_that_leaves_stops_the_work(server: Live) -> None:
+def test_h3_a_client_that_leaves_stops_the_work(text_model: Path, device: str | None) -> None:
     """Streamed or not: the slot is free at once, and the device has nothing to do."""
+    with live(text_model, device=device, slots=2, pause=0.01) as server:
+        check_leaving(server)
+
+
+def check_leaving(server: Live) -> None:
     with open_stream(server, prompt=ids_of(2, 5), max_tokens=5000, ignore_eos=True):
         assert server.scheduler.running == 1
     server.wait_idle(5)
@@ -143,12 +148,12 @@ def test_h3_a_client_that_leaves_stops_the_work(server: Live) -> None:
     before = server.llm.engine.counters.evaluated_tokens
     time.sleep(0.2)
     assert server.llm.engine.counters.evaluated_tokens == before
-    assert server.llm.engine.free_slots == 4
+    assert server.llm.engine.free_slots == 2
 
 
 def test_h4_leaving_the_queue_hurts_nobody(text_model: Path, device: str | None) -> None:
     """One slot: the second request leaves while it waits; the third is refused, kindly."""
-    with live(text_model, device=device, slots=1, queue_limit=1) as server:
+    with live(text_model, device=device, slots=1, queue_limit=1, pause=0.01) as server:
         whole = server.complete([5, 6, 7], max_tokens=120, temperature=0, ignore_eos=True)
         body = {"prompt": [5, 6, 7], "max_tokens": 120, "temperature": 0, "ignore_eos": True}
         url, data = server.url + "/v1/completions", {"model": NAME, "stream": True, **body}
@@ -173,7 +178,7 @@ def leave_soon(server: Live) -> None:
         httpx.post(
             f"{server.url}/v1/completions",
             json={"model": NAME, "prompt": [1, 2], "max_tokens": 50},
-            timeout=httpx.Timeout(5, read=0.2),
+            timeout=httpx.Timeout(5, read=0.3),
         )
 
 
@@ -261,7 +266,7 @@ def test_d15_a_lost_device_comes_back(
 
     monkeypatch.setattr(engine_module, "open_device", open_again)
     monkeypatch.setattr(scheduler_module, "RETRY_SECONDS", (0.0, 0.05))
-    with live(text_model, device=device, slots=2) as server:
+    with live(text_model, device=device, slots=2, pause=0.005) as server:
         whole = server.complete([5, 6, 7], max_tokens=9, temperature=0)
         engine = server.llm.engine
         rows = max(rows for kind, rows in engine.plan.buckets if kind == "chunk")
