@@ -89,7 +89,7 @@ def load(
     kv_bytes = None if kv_bytes is None else whole("kv_bytes", kv_bytes, 1)
     rewind_budget = whole("rewind_budget", rewind_budget, 0)
     ends = None if eos_ids is None else token_ids("eos_ids", eos_ids)
-    package = open_model(model, weights, progress)
+    package = open_model(model, weights, progress, device)
     try:
         if verify:
             package.check(progress)
@@ -116,9 +116,13 @@ def load(
 
 
 def open_model(
-    model: str | os.PathLike[str], weights: str | None, progress: Progress | None
+    model: str | os.PathLike[str],
+    weights: str | None,
+    progress: Progress | None,
+    device: str | int | None = None,
 ) -> Package:
-    """The package of a model, compiled into the cache where it is a source.
+    """The package of a model, compiled into the cache where it is a source (4-bit weights with the
+    help of the device).
 
     Raises:
         UsageError: it is a package whose weights are stored in another type.
@@ -133,7 +137,7 @@ def open_model(
                 f"{model} holds {stored} weights; compile its source again for {weights}"
             )
         return package
-    return open_package(compile_cached(path, weights, progress))
+    return open_package(compile_cached(path, weights, progress, device))
 
 
 def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:

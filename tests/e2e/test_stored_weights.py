@@ -105,11 +105,11 @@ def test_tables_have_eight_bits_beside_four(tmp_path: Path) -> None:
     report = hornito.compile_source(source, tmp_path / "m.vxm", weights="int4")
     with open_package(tmp_path / "m.vxm") as package:
         formats = package.manifest.quant["formats"]
-    assert {name: entry["bits"] for name, entry in formats.items()} == {
-        "int4g64o8": 4.25,
-        "int4o8": 4.5,
-        "int8g64": 8.25,
-    }
+    # Outliers are 16 bits each of 8 columns of 64 or 96, and their numbers.
+    assert set(formats) == {"int4g64o8", "int4o8", "int8g64"}
+    assert formats["int8g64"]["bits"] == 8.25
+    assert 6.25 <= formats["int4g64o8"]["bits"] < 6.3
+    assert 5.83 <= formats["int4o8"]["bits"] < 5.9
     assert formats["int8g64"]["matrices"] == 2
     assert not any("instead of" in line for line in report.warnings)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
+from hornito.compiler import build_graph
+from hornito.diag.random_model import random_source
 from hornito.errors import FormatError, UnsupportedError, UsageError
 from hornito.graph.graph import INT, Graph, Weight
 from hornito.graph.shapes import T
@@ -18,6 +22,7 @@ from hornito.graph.weights import (
     stack,
     stored_as,
 )
+from hornito.plan.plan import weight_sizes
 from hornito.quant.formats import FORMATS, WeightFormat, format_of_blocks, weight_format
 from hornito.quant.ggml import dequantise_rows, format_by_name
 from hornito.quant.planes import from_blocks
@@ -204,3 +209,24 @@ def test_outliers_are_planes_of_a_format() -> None:
         with pytest.raises((FormatError, UnsupportedError)):
             weight_format(name)
     assert not weight_format("int8o64").fits((2, 32))
+
+
+@pytest.mark.parametrize(
+    ("storage", "most"),
+    [
+        (Storage("fp16"), 0.99e9),
+        (Storage("int8"), 0.53e9),
+        (Storage("int4"), 0.345e9),
+        (Storage("int4m"), 0.36e9),
+        (Storage("int4", table="int4"), 0.29e9),
+        (Storage("int4", group=32, table="int4"), 0.29e9),
+    ],
+)
+def test_sizes_of_a_half_billion_weights(storage: Storage, most: float) -> None:
+    """Bytes of the tensors of a model of Qwen2.5-0.5B's shape, outliers and alignment included; the
+    tied table is there once."""
+    graph, _, _ = build_graph(random_source("0.5b", 8192, 0.02), storage)
+    total = sum(-(-size // 256) * 256 for size in weight_sizes(graph).values())
+    weights = sum(math.prod(w.shape) for w in graph.weights.values())
+    assert 490e6 < weights < 500e6
+    assert total <= most

@@ -12,6 +12,8 @@ that fits: fp16 at the end. Learned positions stay fp32 or fp16, and vectors fp3
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from hornito.errors import UsageError
@@ -192,14 +194,16 @@ def larger_format(fmt: WeightFormat) -> WeightFormat:
 
 
 def format_counts(graph: Graph) -> dict[str, dict[str, float]]:
-    """Of each storage type of the graph's matrices: how many, their bytes, and bits a weight."""
+    """Of each storage type of the graph's matrices: how many, their bytes, and bits a weight with
+    all that belongs to it (scales, outliers)."""
     found: dict[str, dict[str, float]] = {}
+    elements: Counter[str] = Counter()
     for weight in graph.weights.values():
         if weight.matrix:
-            stored = weight_format(weight.dtype)
-            entry = found.setdefault(
-                weight.dtype, {"matrices": 0, "bytes": 0, "bits": round(stored.bits, 4)}
-            )
+            entry = found.setdefault(weight.dtype, {"matrices": 0, "bytes": 0})
             entry["matrices"] += 1
-            entry["bytes"] += stored.nbytes(weight.shape)
+            entry["bytes"] += weight_format(weight.dtype).nbytes(weight.shape)
+            elements[weight.dtype] += math.prod(weight.shape)
+    for name, entry in found.items():
+        entry["bits"] = round(8 * entry["bytes"] / elements[name], 4)
     return found
