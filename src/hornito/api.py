@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from hornito.structured.grammar import Grammars
     from hornito.text.template import ChatTemplate
     from hornito.text.tokenizer import Tokenizer
+    from hornito.text.tool_calls import ToolCall
     from hornito.vk.timing import SubmissionTimer
 
 __all__ = [
@@ -186,15 +187,28 @@ class LLM:
             self._grammars = Grammars(self.tokenizer, self.engine.vocabulary, ends)
         return self._grammars
 
-    def chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def chat_ids(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[int]:
         """Token ids of a conversation, up to the start of the assistant's answer.
+
+        Args:
+            messages: `{"role": ..., "content": ...}` in order; calls of functions (`tool_calls`)
+                and their results (role `tool`) as OpenAI's API has them.
+            tools: functions that the model is told of, as OpenAI's API has them.
 
         Raises:
             UsageError: the package has no chat template, or the template refuses the messages.
         """
         from hornito.text.template import encode_chat
+        from hornito.tool_use import ToolUse
 
-        return encode_chat(self.tokenizer, self.chat_template, messages)
+        template = self.chat_template
+        given, shown = ToolUse.of(tools).conversation(template, messages)
+        return encode_chat(self.tokenizer, template, given, tools=shown)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text that `chat_ids` encodes, with the template's own control tokens spelled out.
@@ -334,17 +348,53 @@ class LLM:
         return score(self, prompt, continuation)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], **keywords: Unpack[AnswerKeywords]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        **keywords: Unpack[AnswerKeywords],
     ) -> Generation:
-        """Answer a conversation; see `stream` for the arguments."""
-        return join(self.stream_chat(messages, **keywords))
+        """Answer a conversation; see `stream_chat` for the arguments."""
+        chunks = self.stream_chat(messages, tools=tools, tool_choice=tool_choice, **keywords)
+        return join(chunks)
 
     def stream_chat(
-        self, messages: Sequence[Mapping[str, Any]], **keywords: Unpack[AnswerKeywords]
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        **keywords: Unpack[AnswerKeywords],
     ) -> Iterator[Chunk]:
-        """Answer a conversation piece by piece; see `stream`."""
+        """Answer a conversation piece by piece.
+
+        Args:
+            messages: as for `chat_ids`.
+            tools: functions that the model may call, as OpenAI's API has them; `tool_calls` finds
+                the calls in its answer.
+            tool_choice: `auto` (default), `none`, `required`, or OpenAI's object that names one.
+            keywords: as for `stream`.
+        """
         keywords.setdefault("continuation", False)
-        return self.stream(self.chat_ids(messages), **keywords)
+        if tools is None and tool_choice is None:
+            return self.stream(self.chat_ids(messages), **keywords)
+        from hornito.structured.formats import ResponseFormat
+        from hornito.tool_use import ToolUse
+
+        use = ToolUse.of(tools, tool_choice)
+        answer = ResponseFormat.of(keywords.pop("response_format", None))
+        keywords["response_format"] = use.form(self.chat_template, answer)
+        return self.stream(self.chat_ids(messages, tools=use.tools), **keywords)
+
+    def tool_calls(
+        self, text: str, tools: Sequence[Mapping[str, Any]]
+    ) -> tuple[str, list[ToolCall]]:
+        """What an answer says, and the calls of functions in it, in the model's own style."""
+        from hornito.text.tool_calls import parse_tool_calls
+        from hornito.text.tool_styles import check_tools, tool_style
+
+        return parse_tool_calls(text, tool_style(self.chat_template.source), check_tools(tools))
 
     def stream(
         self,

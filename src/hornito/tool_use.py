@@ -41,7 +41,7 @@ class ToolUse:
         Raises:
             UsageError: one of them is wrong, or there is a choice without tools.
         """
-        found = [] if tools is None or tools == [] else check_tools(tools)
+        found = check_tools(tools) if tools or tools not in (None, [], ()) else []
         if parallel is not None and not isinstance(parallel, bool):
             raise UsageError(f"parallel_tool_calls must be true or false, not {parallel!r:.80}")
         if not found and choice not in (None, "none", "auto"):

@@ -28,6 +28,7 @@ ELSEWHERE = (
     "./scripts/",
 )
 DOCUMENTS = ["README.md", "docs/quickstart.md"]
+SERVED = "http://127.0.0.1:8000"
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -103,7 +104,33 @@ def test_commands(document: str, desk: tuple[Path, dict[str, str]]) -> None:
     ) <= verbs
 
 
-@pytest.mark.parametrize("document", [*DOCUMENTS, "docs/api.md", "docs/sessions.md"])
+def ask_a_server(script: str, folder: Path, environment: dict[str, str]) -> None:
+    """Run a script of a client against `hornito serve model.vxm`, on a free port."""
+    pytest.importorskip("openai")
+    pytest.importorskip("uvicorn")
+    command = [sys.executable, "-m", "hornito", "serve", "model.vxm", "--port", "0"]
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stderr is not None
+        try:
+            lines = iter(server.stderr)
+            found = next(filter(None, (re.search(r"on (http://[\d.:]+)", line) for line in lines)))
+            done = subprocess.run(
+                [sys.executable, "-c", script.replace(SERVED, found[1])],
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+        finally:
+            server.kill()
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "document", [*DOCUMENTS, "docs/api.md", "docs/sessions.md", "docs/structured.md"]
+)
 def test_scripts(document: str, desk: tuple[Path, dict[str, str]]) -> None:
     folder, environment = desk
     if not (folder / "model.vxm").exists():
@@ -117,6 +144,9 @@ def test_scripts(document: str, desk: tuple[Path, dict[str, str]]) -> None:
     scripts = blocks(document, "python")
     assert scripts
     for script in scripts:
+        if SERVED in script:
+            ask_a_server(script, folder, environment)
+            continue
         done = subprocess.run(
             [sys.executable, "-c", script],
             cwd=folder,

@@ -287,3 +287,21 @@ def test_requests_with_and_without_a_form_share_the_engine(llm: LLM) -> None:
         )
         assert text == alone.text
         assert form is None or re.fullmatch(form.text, text)
+
+
+def test_functions_from_python(llm: LLM) -> None:
+    """Calls that must come, are found; the conversation goes on with their results."""
+    city = {"type": "object", "properties": {"city": {"type": "string", "maxLength": 5}}}
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": city}}]
+    messages = [{"role": "user", "content": "Hi"}]
+    bare = llm.chat_ids(messages)
+    assert len(llm.chat_ids(messages, tools=tools)) > len(bare) + 100
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        out = llm.chat(messages, tools=tools, tool_choice=choice, overflow="truncate")
+        said, calls = llm.tool_calls(out.text, tools)
+        assert said == "" and calls and out.finish_reason == "stop"
+        assert all(set(json.loads(call.arguments)) <= {"city"} for call in calls)
+    free = llm.chat(messages, tools=tools, tool_choice="none", max_tokens=5)
+    assert free.token_ids == llm.chat(messages, max_tokens=5).token_ids
+    with pytest.raises(UsageError, match="tools must be a list"):
+        llm.chat(messages, tools="weather")  # type: ignore[arg-type]
