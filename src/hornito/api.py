@@ -203,12 +203,9 @@ class LLM:
         Raises:
             UsageError: the package has no chat template, or the template refuses the messages.
         """
-        from hornito.text.template import encode_chat
         from hornito.tool_use import ToolUse
 
-        template = self.chat_template
-        given, shown = ToolUse.of(tools).conversation(template, messages)
-        return encode_chat(self.tokenizer, template, given, tools=shown)
+        return ToolUse.of(tools).chat_ids(self.tokenizer, self.chat_template, messages)
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The text that `chat_ids` encodes, with the template's own control tokens spelled out.
@@ -376,15 +373,13 @@ class LLM:
             tool_choice: `auto` (default), `none`, `required`, or OpenAI's object that names one.
             keywords: as for `stream`.
         """
-        keywords.setdefault("continuation", False)
-        if tools is None and tool_choice is None:
-            return self.stream(self.chat_ids(messages), **keywords)
-        from hornito.structured.formats import ResponseFormat
         from hornito.tool_use import ToolUse
 
         use = ToolUse.of(tools, tool_choice)
-        answer = ResponseFormat.of(keywords.pop("response_format", None))
-        keywords["response_format"] = use.form(self.chat_template, answer)
+        keywords.setdefault("continuation", False)
+        if use.tools:
+            answer = keywords.get("response_format")
+            keywords["response_format"] = use.form(self.chat_template, answer)
         return self.stream(self.chat_ids(messages, tools=use.tools), **keywords)
 
     def tool_calls(

@@ -79,14 +79,12 @@ class HornitoModel(llm.Model):  # type: ignore[misc, unused-ignore]
     ) -> Iterator[str]:
         from hornito.runtime.prefix import start_from_prefix
         from hornito.structured.formats import json_schema
-        from hornito.text.template import encode_chat
 
         given = {name: value for name, value in prompt.options if value is not None}
         model, session = self._load({name: given.pop(name, None) for name in _LOADING})
         earlier = conversation.responses if conversation is not None else []
         template = model.chat_template
-        messages, tools = use.conversation(template, _messages(earlier, prompt))
-        ids = encode_chat(model.tokenizer, template, messages, tools=tools)
+        ids = use.chat_ids(model.tokenizer, template, _messages(earlier, prompt))
         reused = start_from_prefix(session, ids)
         form = None if not prompt.schema else json_schema(prompt.schema)
         chunks = model.stream_session(

@@ -8,7 +8,8 @@ from typing import Any
 
 from hornito.errors import UsageError
 from hornito.structured.formats import ResponseFormat
-from hornito.text.template import ChatTemplate, checked_messages
+from hornito.text.template import ChatTemplate, checked_messages, encode_chat
+from hornito.text.tokenizer import Tokenizer
 from hornito.text.tool_calls import ToolCallParser
 from hornito.text.tool_styles import (
     check_choice,
@@ -65,19 +66,29 @@ class ToolUse:
         given = conversation_for(template.source, checked_messages(messages), self.tools)
         return given, self.tools if self.tools and knows_tools(template.source) else None
 
+    def chat_ids(
+        self, tokenizer: Tokenizer, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]
+    ) -> list[int]:
+        """Token ids of a conversation; see `conversation`."""
+        given, shown = self.conversation(template, messages)
+        return encode_chat(tokenizer, template, given, tools=shown)
+
     def form(
-        self, template: ChatTemplate, answer: ResponseFormat | None = None
+        self,
+        template: ChatTemplate,
+        response_format: Mapping[str, Any] | ResponseFormat | None = None,
     ) -> ResponseFormat | None:
         """The form of the reply, where calls must come or where an answer of a form may.
 
         Args:
-            answer: the form of a reply that is no call.
+            response_format: the form of a reply that is no call.
 
         Raises:
-            UsageError: the answer has a form that can't stand beside calls.
+            UsageError: it is none, or one that can't stand beside calls.
         """
         from hornito.structured.tool_grammar import calls_form
 
+        answer = ResponseFormat.of(response_format)
         if not self.tools or (self.choice == "auto" and answer is None):
             return answer
         style, tools = tool_style(template.source), self.tools
