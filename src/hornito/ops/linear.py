@@ -32,6 +32,12 @@ NO_ACTIVATION = 15
 GEMV_ROWS = 4
 """Up to this many rows a GPU takes the kernel that streams weights once per group of rows."""
 
+BATCH_ROWS = 16
+"""Up to this many rows that kernel, once per `GEMV_ROWS` of them, may win against a GEMM."""
+
+FEW_GROUPS = 512
+"""Fewer workgroups than this leave a discrete GPU waiting for each step of a GEMM's K."""
+
 LARGE_TILE_GROUPS = 2048
 """From this many workgroups on, GEMM takes tiles of 64 rows instead of 16."""
 
@@ -177,6 +183,10 @@ def linear_variants(low: Lowering, args: LinearArgs) -> list[Variant]:
         found = _gemv_variants(args, name, low.caps.max_workgroup_count[0])
     else:
         found = _gemm_variants(args, name, half=low.half_operands)
+    if low.caps.device_kind != "software" and GEMV_ROWS < args.rows <= BATCH_ROWS:
+        groups = low.caps.max_workgroup_count[0]
+        few = low.caps.device_kind == "discrete" and ceil_div(args.n, 64) < FEW_GROUPS
+        found = [_batch_variant(args, name, groups, optional=not few), *found]
     rows = min(4, _power_of_two(args.rows))
     groups = (ceil_div(args.n, 64), ceil_div(args.rows, rows), 1)
     plain = {3: rows, 4: int(args.k % 8 == 0)}
@@ -218,6 +228,17 @@ def _gemv_variants(args: LinearArgs, name: str, most_groups: int) -> list[Varian
         )
         for lanes in sorted((8, 16, 32, 64, 128), key=lambda lanes: lanes != usual)
     ]
+
+
+def _batch_variant(args: LinearArgs, name: str, most_groups: int, *, optional: bool) -> Variant:
+    """GEMV over groups of rows, whose weights the later groups find in a cache."""
+    lanes = _gemv_lanes(args.n, args.k, most_groups)
+    return Variant(
+        f"linear/gemv.{name}",
+        {3: GEMV_ROWS, 4: int(args.k % 8 == 0), 5: lanes},
+        (ceil_div(args.n, 128 // lanes), ceil_div(args.rows, GEMV_ROWS), 1),
+        optional=optional,
+    )
 
 
 def _gemm_variants(args: LinearArgs, name: str, *, half: bool) -> list[Variant]:
