@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from faults import fail_kernel, lose
-from hornito.errors import DeviceLostError, SessionError, VulkanError
+from hornito.errors import DeviceLostError, DeviceMemoryError, SessionError, VulkanError
 from hornito.ops import kernels as kernel_files
 from hornito.plan import recording as recording_module
 from hornito.plan import records as records_module
 from hornito.plan.records import GOOD, UNSTABLE, WRONG, DeviceRecords, Verdict
-from hornito.plan.selftest import RUNS, difference
+from hornito.plan.selftest import RUNS, UNPROVEN, difference
 from hornito.plan.units import units
 from hornito.progress import NullProgress
 from hornito.runtime.engine import Engine
@@ -292,6 +292,25 @@ def test_what_no_time_is_left_for_is_unproven_and_not_used(
     policy = KernelPolicy(budget_s=None)
     with open_engine(fresh, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
         assert VARIANT in kernels_of(engine) and engine.trust.dropped == {}
+
+
+def test_without_memory_for_a_test_the_load_goes_on(
+    fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What could not be tested for lack of memory is unproven, and not used."""
+    real = Device.allocate
+
+    def allocate(self: Device, size: int, kind: Any, label: str) -> Any:
+        if label == "self-test":
+            raise DeviceMemoryError("no room for a test", needed=size, available=0)
+        return real(self, size, kind, label)
+
+    monkeypatch.setattr(Device, "allocate", allocate)
+    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+        assert engine.trust.unproven and not engine.trust.verdicts
+        assert engine.trust.dropped[VARIANT] == UNPROVEN
+        assert all(site.taken.plain for b in engine.plan.buckets.values() for site in b.sites)
+        check_answer(engine)
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"format": 1}', '{"format": 99}', "\x00\xff"])

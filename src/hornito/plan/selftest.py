@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hornito.errors import DeviceLostError, VulkanError
+from hornito.errors import DeviceLostError, DeviceMemoryError, VulkanError
 from hornito.ops.base import Dispatch
 from hornito.ops.variants import Choices
 from hornito.plan.plan import Plan
@@ -153,7 +153,12 @@ class SelfTest:
                 unproven.append(unit.title)
                 continue
             if known is None:
-                known = self._test(unit, key)
+                try:
+                    known = self._test(unit, key)
+                except DeviceMemoryError as error:
+                    logger.warning("%s can't be tested: %s", unit.title, error)
+                    unproven.append(unit.title)
+                    continue
             self._found[unit.title] = known
             if known.verdict != GOOD:
                 fallen.add(unit.kernel)
