@@ -5,8 +5,8 @@
 Each client sends one request after another: a prompt of its own, token ids or not, and `--tokens`
 new ones, past end tokens, streamed. The server runs in this process, the clients in another, over
 HTTP on this machine. `total_tok_s` counts generated tokens of all clients over wall time; TTFT and
-TPOT are medians and 95th percentiles over requests, by the clients' clocks. `in_process` is one
-client without HTTP, for comparison.
+TPOT are medians and 95th percentiles over requests, by the clients' clocks. `in_process_tok_s` is
+the same number of prompts in one `generate` call, without a server.
 """
 
 from __future__ import annotations
@@ -98,6 +98,16 @@ def measure(url: str, count: int, each: int, prompt: int, tokens: int) -> dict[s
     }
 
 
+def in_process(llm: hornito.LLM, count: int, prompt: int, tokens: int) -> float:
+    """Tokens a second of so many prompts at once, without a server."""
+    prompts = [prompt_ids(500_000 + 100 * count + i, prompt) for i in range(count)]
+    llm.generate(prompts, max_tokens=4, ignore_eos=True)  # compiles, records
+    began = time.perf_counter()
+    made = llm.generate(prompts, max_tokens=tokens, ignore_eos=True)
+    seconds = time.perf_counter() - began
+    return round(sum(len(one.token_ids) for one in made) / seconds, 1)
+
+
 def main() -> int:
     """Measure what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -108,6 +118,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of an answer")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--precision", default="normal")
+    parser.add_argument("--tune", choices=("off", "fast", "full"), help="measure kernels first")
     arguments = parser.parse_args()
     most, prompt, tokens = max(arguments.clients), arguments.prompt, arguments.tokens
     llm = hornito.load(
@@ -115,12 +126,10 @@ def main() -> int:
         slots=min(most, 16),
         context=arguments.context,
         precision=arguments.precision,
+        tune=arguments.tune,
     )
     line = llm.device_line
-    keywords: dict[str, Any] = {"max_tokens": tokens, "ignore_eos": True}
-    llm.generate(prompt_ids(1, prompt), **keywords)  # compiles, records
-    alone = llm.generate(prompt_ids(2, prompt), **keywords).timings
-    wall = alone.prompt_seconds + alone.decode_seconds
+    alone = {count: in_process(llm, count, prompt, tokens) for count in arguments.clients}
     metrics = Metrics()
     scheduler = Scheduler(llm, queue_limit=4096, watch=metrics)
     server = Server(TextService(scheduler, metrics, "model"), Address(port=0))
@@ -132,7 +141,8 @@ def main() -> int:
         rows = []
         for count in arguments.clients:
             measure(server.url, count, 1, prompt, 4)  # the first use of a bucket
-            rows.append(measure(server.url, count, arguments.requests, prompt, tokens))
+            row = measure(server.url, count, arguments.requests, prompt, tokens)
+            rows.append({**row, "in_process_tok_s": alone[count]})
     finally:
         server.stop()
         thread.join()
@@ -141,10 +151,6 @@ def main() -> int:
         "device": line,
         "precision": arguments.precision,
         "prompt": prompt,
-        "in_process": {
-            "total_tok_s": round(tokens / wall, 1),
-            "tpot_ms": round(1e3 * alone.decode_seconds / max(alone.decode_tokens, 1), 2),
-        },
         "rows": rows,
     }
     print(json.dumps(report, indent=1))
