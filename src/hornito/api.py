@@ -16,7 +16,7 @@ from hornito.ops.base import head_ids
 from hornito.package import Manifest, Package
 from hornito.package.model import model_graph
 from hornito.plan.pins import pinned_nodes
-from hornito.plan.plan import PlanOptions
+from hornito.plan.plan import PlanOptions, chunk_sizes
 from hornito.plan_summary import context_warning, plan_summary, room_advice
 from hornito.progress import NullProgress, Progress
 from hornito.request import AnswerKeywords, Request
@@ -108,6 +108,11 @@ class LLM:
                 kv_bytes=kv_bytes,
                 rewind_budget=rewind_budget,
                 half_operands=precision == "normal",
+                chunk_rows=chunk_sizes(
+                    device.caps,
+                    context or facts["context_length"],
+                    half_operands=precision == "normal",
+                ),
                 fp32_nodes=frozenset(self.fp32_nodes),
             )
             options = fit_context(graph, device, options, requested=context is not None)

@@ -27,6 +27,7 @@ EFFECTS: dict[str, tuple[dict[str, int], set[str]]] = {
     "merge_qkv": ({"rope_append": 2}, {"rope", "kv_append"}),
     "merge_gate_up": ({"gated_linear": 2}, {"gated_activation"}),
     "residual_in_linear": ({}, {"add"}),
+    "norm_in_linear": ({}, set()),
 }
 
 
@@ -78,8 +79,10 @@ def test_each_pass_alone(name: str, changes: dict[str, Any]) -> None:
         else:
             assert report.matched is not None
             assert set(report.matched) <= {node.name for node in graph}
-            per_layer = {"select_in_norm": 0, "residual_in_linear": 2}.get(name, 1)
-            assert len(report.matched) == (per_layer * layers or 1)
+            per_layer = {"select_in_norm": 0, "residual_in_linear": 2, "norm_in_linear": 0}
+            # Alone, the norms are read by several projections each, the last one by the head.
+            fewest = 0 if name == "norm_in_linear" else 1
+            assert len(report.matched) == (per_layer.get(name, 1) * layers or fewest)
 
 
 @pytest.mark.parametrize("changes", VARIANTS)
@@ -91,13 +94,26 @@ def test_all_passes(changes: dict[str, Any]) -> None:
     layers = small_llama.config(**changes)["num_hidden_layers"]
     assert ops(graph) == {
         "embedding": 1,
-        "rms_norm": 2 * layers + 1,
-        "linear": 3 * layers,
-        "rope_append": layers,
+        "rms_norm": 1,
+        "linear": 2 * layers,
+        "qkv_append": layers,
         "attention": layers,
         "gated_linear": layers,
         "head": 1,
     }
+
+
+def test_norms_go_into_the_linear_that_reads_them_alone() -> None:
+    """After the merges a norm has one reader; without them it has several, and is left alone."""
+    graph = small_llama.build()
+    expected = small_llama.logits(graph)
+    reports = run_passes(graph, ["append_in_linear"])
+    same_logits(graph, expected)
+    matched = {r.name: r.matched for r in reports}["norm_in_linear"]
+    assert matched is not None and len(matched) == 4
+    normed = [node for node in graph if "eps" in node.attrs and node.op != "rms_norm"]
+    assert Counter(node.op for node in normed) == {"linear": 2, "gated_linear": 2}
+    assert ops(graph)["rope_append"] == 2
 
 
 @pytest.mark.parametrize("name", sorted(EFFECTS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import combinations, pairwise
 from typing import Any
 
@@ -13,9 +14,17 @@ from hornito.graph.graph import Graph
 from hornito.graph.passes import ORDER, run_passes
 from hornito.ops.base import BLOCK_POSITIONS, Dispatch, Operand
 from hornito.ops.head import TAILS
-from hornito.plan.plan import BucketPlan, Plan, PlanOptions, Program, build_plan, kv_kinds
+from hornito.plan.plan import (
+    BucketPlan,
+    Plan,
+    PlanOptions,
+    Program,
+    build_plan,
+    chunk_sizes,
+    kv_kinds,
+)
 from hornito.vk import api
-from hornito.vk.caps import Caps
+from hornito.vk.caps import Caps, CoopMat
 
 WORDS_LIMIT = 1 << 31
 """Kernels count 32-bit words in 32 bits, and SPIR-V reads an index as signed."""
@@ -51,13 +60,45 @@ def every_dispatch(plan: Plan) -> Iterator[Dispatch]:
 
 
 def test_dispatches_per_layer() -> None:
-    """Norm, QKV, RoPE and append, attention in two parts, output, norm, gate and up, down."""
+    """Norm, QKV, RoPE and append; attention; output; norm, gate and up; down. Without shuffles the
+    parts of attention are joined apart."""
     plan = build_plan(fused(), GPU, options())
     print(f"dispatches per layer: {plan.dispatches_per_layer()}")
-    assert plan.dispatches_per_layer() == 9
+    assert plan.dispatches_per_layer() == 6
+    shuffling = replace(
+        GPU,
+        subgroup_size=32,
+        subgroup_min=32,
+        subgroup_max=32,
+        subgroup_ops=frozenset({"basic", "shuffle"}),
+        has_full_subgroups=True,
+    )
+    assert build_plan(fused(), shuffling, options()).dispatches_per_layer() == 5
     plain = small_llama.build("fp16")
     run_passes(plain, ORDER)
     assert build_plan(plain, GPU, options()).dispatches_per_layer() == 17
+    for name, count in (("norm_in_linear", 8), ("append_in_linear", 7)):
+        graph = small_llama.build("fp16")
+        run_passes(graph, [name])
+        assert build_plan(graph, GPU, options()).dispatches_per_layer() == count
+
+
+def test_chunk_sizes() -> None:
+    """Large chunks where matrices are cooperative, and no larger than the context has use for."""
+    matrices = replace(
+        GPU,
+        device_kind="discrete",
+        subgroup_size=32,
+        has_full_subgroups=True,
+        has_float16=True,
+        coopmat=(CoopMat(16, 16, 16, "f16", "f16", "f32", "f32", False),),
+    )
+    assert chunk_sizes(matrices, 8192, half_operands=True) == (16, 64, 256, 512, 1024)
+    assert chunk_sizes(matrices, 300, half_operands=True) == (16, 64, 256, 512)
+    assert chunk_sizes(matrices, 64, half_operands=True) == (16, 64, 256)
+    small = replace(matrices, device_kind="integrated")
+    for caps, half in ((GPU, True), (matrices, False), (small, True)):
+        assert chunk_sizes(caps, 8192, half_operands=half) == (16, 64, 256)
 
 
 @pytest.mark.parametrize(

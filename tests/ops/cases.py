@@ -24,8 +24,9 @@ def linear(
     bias: bool = False,
     residual: bool = False,
     activation: str = "",
+    norm: bool = False,
 ) -> Graph:
-    """`y = activation(x @ w.T (+ bias)) (+ residual)`."""
+    """`y = activation(x @ w.T (+ bias)) (+ residual)`, of a norm of x with `norm`."""
     graph = _graph()
     graph.add_input("x", FLOAT, (T, k))
     graph.add_weight("w", Weight((n, k), dtype, matrix=True))
@@ -34,12 +35,22 @@ def linear(
     if residual:
         graph.add_input("r", FLOAT, (T, n))
     attrs: dict[str, Attr] = {"activation": activation} if activation else {}
-    graph.add("linear", "y", ["x", "w", "b" if bias else "", "r" if residual else ""], attrs)
+    inputs = ["x", "w", "b" if bias else "", "r" if residual else ""]
+    if norm:
+        inputs.append(graph.add_weight("norm", Weight((k,), "fp32")))
+        attrs["eps"] = 1e-5
+    graph.add("linear", "y", inputs, attrs)
     return graph
 
 
 def gated_linear(
-    n: int, k: int, dtype: str = "fp32", *, activation: str = "silu", bias: bool = False
+    n: int,
+    k: int,
+    dtype: str = "fp32",
+    *,
+    activation: str = "silu",
+    bias: bool = False,
+    norm: bool = False,
 ) -> Graph:
     """`y = activation(x @ gate.T) * (x @ up.T)`, `n` outputs; rows of w are gate and up in turn."""
     graph = _graph()
@@ -47,7 +58,12 @@ def gated_linear(
     graph.add_weight("w", Weight((2 * n, k), dtype, matrix=True))
     if bias:
         graph.add_weight("b", Weight((2 * n,), "fp32"))
-    graph.add("gated_linear", "y", ["x", "w", "b" if bias else ""], {"activation": activation})
+    attrs: dict[str, Attr] = {"activation": activation}
+    inputs = ["x", "w", "b" if bias else ""]
+    if norm:
+        inputs.append(graph.add_weight("norm", Weight((k,), "fp32")))
+        attrs["eps"] = 1e-5
+    graph.add("gated_linear", "y", inputs, attrs)
     return graph
 
 
@@ -194,6 +210,42 @@ def rope_append(
         for name in ("q_norm", "k_norm"):
             inputs.append(graph.add_weight(name, Weight((head_dim,), "fp32")))
     graph.append(Node("rope_append", "turn", tuple(inputs), ("y", "cache"), attrs))
+    return graph
+
+
+def qkv_append(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    half_dim: int,
+    k: int,
+    dtype: str = "fp32",
+    *,
+    scale: float = 1.0,
+    bias: bool = False,
+    norm: bool = False,
+) -> Graph:
+    """Projections of x, their row `[q; k; v]` turned, into `y` and the cache of layer 0."""
+    graph = _graph()
+    n = (heads + 2 * kv_heads) * head_dim
+    graph.add_input("x", FLOAT, (T, k))
+    graph.add_weight("w", Weight((n, k), dtype, matrix=True))
+    attrs: dict[str, Attr] = {
+        "layer": 0,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+    }
+    inputs = ["x", "w", "", "", "", ""]
+    if bias:
+        inputs[2] = graph.add_weight("b", Weight((n,), "fp32"))
+    if norm:
+        inputs[3] = graph.add_weight("norm", Weight((k,), "fp32"))
+        attrs["eps"] = 1e-5
+    if half_dim:
+        attrs |= _frequencies(graph, half_dim, scale, 0)
+        inputs[4:] = ["positions", "inv_freq"]
+    graph.append(Node("qkv_append", "turn", tuple(inputs), ("y", "cache"), attrs))
     return graph
 
 

@@ -100,7 +100,10 @@ def device_class(caps: Caps, name: str) -> Caps:
             subgroup_size=32,
             subgroup_min=32,
             subgroup_max=32,
+            subgroup_ops=caps.subgroup_ops | {"basic", "shuffle"},
             has_full_subgroups=True,
+            max_workgroup_invocations=1024,
+            shared_memory_bytes=49152,
             has_float16=True,
             coopmat=(CoopMat(16, 16, 16, "f16", "f16", "f32", "f32", False),),
         )
@@ -442,6 +445,7 @@ def _contents(call: Call, low: Lowering) -> dict[str, Array]:
         found["next_ids"] = np.array(call.next_ids, np.uint32)
     if call.eos:
         found["eos"] = np.array(call.eos, np.uint32)
+    found["counters"] = np.zeros(low.counters.size // 4, np.uint32)
     found |= call.state
     for name, array in call.weights.items():
         weight = call.graph.weights[name]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from hornito.graph.reference import ReferenceState
 from hornito.ops.base import Array
 from ops import cases
 from ops.harness import Bench, Call, Outcome, assert_close, rows_of
@@ -368,3 +371,72 @@ def test_rope_append_without_rope(bench: Bench, half: bool) -> None:
     outcome = bench.run(call)
     assert np.array_equal(outcome.value("y"), split[:, :2].reshape(5, -1))
     check_cache(outcome, pool, [(0, 3 + r, split[r, 2:4], split[r, 4:]) for r in range(5)])
+
+
+@pytest.mark.parametrize("device", ("software", "gpu"))
+@pytest.mark.parametrize("dtype", ("fp32", "fp16", "int4"))
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "half_dim", "half"),
+    (
+        (4, 2, 16, 8, True),
+        (3, 1, 64, 32, False),
+        (2, 1, 16, 6, True),
+        (2, 1, 8, 2, False),
+        (2, 2, 12, 0, True),
+    ),
+)
+def test_qkv_append(
+    bench: Bench,
+    device: str,
+    dtype: str,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    half_dim: int,
+    half: bool,
+) -> None:
+    """Norm, projections, RoPE and append in one launch or in several: float64's numbers, and the
+    cache's; a row that is not live leaves everything as it is."""
+    rng = np.random.default_rng(head_dim + half_dim)
+    k, n = 64, (heads + 2 * kv_heads) * head_dim
+    positions, slots = (100, 3, 63, 64), (1, 0, 2, 3)
+    weights = {
+        "w": rng.standard_normal((n, k)).astype(np.float32) / 8,
+        "b": rng.standard_normal(n).astype(np.float32),
+        "norm": rng.standard_normal(k).astype(np.float32),
+    }
+    if half_dim:
+        weights["inv_freq"] = cases.frequencies(half_dim)
+    pool = KvPool(kv_heads, head_dim, half=half, slots=4, table_blocks=2)
+    graph = cases.qkv_append(
+        heads, kv_heads, head_dim, half_dim, k, dtype, scale=1.25, bias=True, norm=True
+    )
+    call = Call(
+        graph=graph,
+        rows=rows_of(positions, slots=slots, inactive=(1,)),
+        inputs={"x": rng.standard_normal((4, k)).astype(np.float32) * 20},
+        weights=weights,
+        kv=pool,
+        kind="batch",
+        table_stride=5,
+        device=device,
+    )
+    outcome = bench.run(call)
+    assert len(outcome.kernels) == (1 if device == "gpu" else 3)
+    assert np.isnan(outcome.value("y")[1]).all()
+    assert outcome.blocks is not None
+    changed = (outcome.blocks.data != pool.data) & ~np.isnan(outcome.blocks.data)
+    assert int(changed.sum()) == 3 * 2 * kv_heads * head_dim
+    for r in (0, 2, 3):
+        state = ReferenceState()
+        alone = replace(
+            call, rows=call.rows[r : r + 1], live=1, inputs={"x": call.inputs["x"][r : r + 1]}
+        )
+        expected = alone.expected(state)["y"]
+        assert_close(outcome.value("y")[r : r + 1], expected, 2e-5 * (1 + np.abs(expected)))
+        block, inside = pool.at(slots[r], positions[r])
+        rounding = 2.0**-10 if half else 2e-5
+        for side, kept in ((0, state.layer(0).keys), (1, state.layer(0).values)):
+            wanted = kept[positions[r]]
+            found = outcome.blocks.data[block, 1, side, :, inside]
+            assert_close(found, wanted, rounding * (1 + np.abs(wanted)))

@@ -280,3 +280,44 @@ def test_large_tiles(bench: Bench, dtype: str, monkeypatch: pytest.MonkeyPatch) 
     for i, live in enumerate((17, 33, 64, 65, 130)):
         seen.update(check_linear(bench, live, 60 + 7 * i, (8, 24, 72, 136, 36)[i], dtype, "gpu"))
     assert {name.split(".")[1].split("_")[0] for name in seen} == {"m64"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", (*DTYPES, "int8", "int4m"))
+@pytest.mark.parametrize("gated", (False, True))
+def test_norm_first(bench: Bench, device: str, dtype: str, gated: bool) -> None:
+    """A norm before the product, in the same launch for few rows on GPUs, in its own elsewhere."""
+    k, n = 96, 37
+    rng = np.random.default_rng(k)
+    for live in (1, 3, 9, 17):
+        x = (rng.standard_normal((live, k)) * np.geomspace(0.01, 300, live)[:, None]).astype("f4")
+        weights = {
+            "w": rng.standard_normal((2 * n if gated else n, k)).astype(np.float32) / 10,
+            "norm": rng.standard_normal(k).astype(np.float32),
+            "b": rng.standard_normal(2 * n if gated else n).astype(np.float32),
+        }
+        make = cases.gated_linear if gated else cases.linear
+        call = Call(
+            graph=make(n, k, dtype, bias=True, norm=True),
+            rows=rows_of(range(live), bucket=bucket_of(live)),
+            inputs={"x": x},
+            weights=weights,
+            device=device,
+        )
+        outcome = bench.run(call)
+        fused = device == "gpu" and live <= 16
+        assert ("rms_norm/norm.default" in outcome.kernels) != fused
+        assert len(outcome.kernels) == (1 if fused else 2)
+        expected = call.expected()["y"]
+        assert_close(outcome.value("y"), expected, 1e-5 * (1 + np.abs(expected)))
+
+
+@pytest.mark.parametrize("outs", (1, 2, 4))
+@pytest.mark.parametrize("lanes", (8, 32, 128))
+def test_every_gemv_geometry(bench: Bench, lanes: int, outs: int) -> None:
+    """Variants that are taken only where they measure faster give the same numbers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear, "gemv_geometry", lambda *_: (lanes, outs))
+        for live, n, k, dtype in ((1, 9, 88, "fp16"), (4, 130, 160, "int8"), (3, 66, 36, "fp32")):
+            (kernel,) = check_linear(bench, live, n, k, dtype, "gpu")
+            assert kernel.startswith("linear/gemv.")

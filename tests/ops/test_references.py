@@ -31,6 +31,7 @@ COVERED: dict[str, str] = {
     "layer_norm": "LayerNormalization",
     "linear": "Gemm",
     "position_embedding": "Gather, Add",
+    "qkv_append": "RMSNormalization, Gemm, RotaryEmbedding, Concat",
     "rms_norm": "RMSNormalization",
     "rope": "RotaryEmbedding",
     "rope_append": "RotaryEmbedding, Concat",
@@ -291,6 +292,39 @@ def test_rope_append_with_norms(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(found.reshape(2, heads, head_dim), q, rtol=2e-6, atol=1e-6)
     np.testing.assert_allclose(cached(state, "keys", 2), k, rtol=2e-6, atol=1e-6)
     assert np.array_equal(cached(state, "values", 2), qkv[:, heads + kv_heads :])
+
+
+def test_qkv_append(rng: np.random.Generator) -> None:
+    heads, kv_heads, head_dim, half_dim, k = 4, 2, 8, 4, 12
+    x, norm = rng.standard_normal((3, k)) * 5, rng.standard_normal(k)
+    w, b = rng.standard_normal((64, k)), rng.standard_normal(64)
+    inv_freq, state, positions = cases.frequencies(half_dim), ReferenceState(), np.arange(3)
+    found = run(
+        cases.qkv_append(heads, kv_heads, head_dim, half_dim, k, bias=True, norm=True),
+        {"x": x},
+        {"w": w, "b": b, "norm": norm, "inv_freq": inv_freq},
+        state,
+        positions,
+    )
+    normed = onnx_op("RMSNormalization", [x, norm], axis=-1, epsilon=1e-5)
+    qkv = onnx_op("Gemm", [normed, w, b], transB=1).reshape(3, heads + 2 * kv_heads, head_dim)
+    turned = onnx_rope(qkv[:, : heads + kv_heads], positions, inv_freq, 1.0)
+    close = {"rtol": 2e-6, "atol": 2e-6}
+    np.testing.assert_allclose(found.reshape(3, heads, head_dim), turned[:, :heads], **close)
+    np.testing.assert_allclose(cached(state, "keys", 3), turned[:, heads:], **close)
+    np.testing.assert_allclose(cached(state, "values", 3), qkv[:, heads + kv_heads :], **close)
+
+
+@pytest.mark.parametrize("gated", (False, True))
+def test_norm_before_a_linear(rng: np.random.Generator, gated: bool) -> None:
+    x, norm = rng.standard_normal((3, 8)) * 5, rng.standard_normal(8)
+    w = rng.standard_normal((6, 8))
+    normed = onnx_op("RMSNormalization", [x, norm], axis=-1, epsilon=1e-5)
+    make = cases.gated_linear if gated else cases.linear
+    n = 3 if gated else 6
+    found = run(make(n, 8, norm=True), {"x": x}, {"w": w, "norm": norm})
+    wanted = run(make(n, 8), {"x": normed}, {"w": w})
+    np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize(("window", "softcap"), ((0, 0.0), (1, 0.0), (3, 0.0), (0, 2.0), (5, 2.0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -29,12 +30,13 @@ SUBGROUP = {
     "gpu": {"GroupNonUniform", "GroupNonUniformShuffle"},
     "matrix_gpu": {
         "GroupNonUniform",
+        "GroupNonUniformShuffle",
         "Float16",
         "VulkanMemoryModel",
         "CooperativeMatrixKHR",
     },
 }
-SHARED_LIMIT = 16 * 1024
+SHARED_LIMIT, MATRIX_SHARED_LIMIT = 16 * 1024, 48 * 1024
 
 
 def small_caps() -> Caps:
@@ -54,9 +56,9 @@ def small_caps() -> Caps:
     )
 
 
-def matrix_call(graph: Graph) -> Call:
+def matrix_call(graph: Graph, rows: int = 64) -> Call:
     """A call with enough rows for cooperative matrices, where they are allowed."""
-    return Call(graph=graph, rows=rows_of(range(64)), device="matrix_gpu", half_operands=True)
+    return Call(graph=graph, rows=rows_of(range(rows)), device="matrix_gpu", half_operands=True)
 
 
 def calls() -> Iterator[Call]:
@@ -73,6 +75,10 @@ def calls() -> Iterator[Call]:
             yield matrix_call(graph)
         yield matrix_call(cases.linear(24, 16, "fp16"))
         yield matrix_call(cases.gated_linear(24, 16, "fp16"))
+        for stored in ("fp16", "int8"):  # tiles by shape; few of them share a long K
+            for rows, n, k in ((64, 24, 4096), (512, 1024, 1024), (1024, 8192, 4096)):
+                yield matrix_call(cases.linear(n, k, stored), rows)
+                yield matrix_call(cases.gated_linear(n // 2, k, stored), rows)
         yield Call(graph=cases.embedding(10, 8, dtype), rows=rows_of([0]))
         yield Call(graph=cases.position_embedding(64, 8, dtype), rows=rows_of([0]))
     yield Call(graph=cases.embedding(10, 32, "int8"), rows=rows_of([0]))
@@ -95,11 +101,17 @@ def calls() -> Iterator[Call]:
             cases.rope_append(2, 1, 8, 4, norms=True),
         ):
             yield Call(graph=graph, rows=rows_of([0]), kv=pool)
+        for stored in ("fp32", "fp16", "int8"):
+            graph = cases.qkv_append(2, 1, 8, 4, 32, stored)
+            yield Call(graph=graph, rows=rows_of([0]), kv=pool, device="gpu")
         for rows in (1, 16):
             yield Call(graph=cases.attention(2, 1, 8), rows=rows_of(range(rows)), kv=pool)
         for device in ("gpu", "bare_gpu"):
             graph = cases.attention(2, 1, 8)
             yield Call(graph=graph, rows=rows_of([0]), kv=pool, device=device)
+    for head_dim in (64, 128, 256):
+        call = matrix_call(cases.attention(2, 1, head_dim))
+        yield replace(call, kv=KvPool(1, head_dim, half=True))
     for tail in ("argmax", "sample", "logits", "logprob"):
         call = Call(graph=cases.head(2000, 8), rows=rows_of([0]), selection=(0,), tail=Tail(tail))
         yield call
@@ -158,9 +170,11 @@ def check_kernel(name: str) -> None:
         assert len(dispatch.push.pack([0] * len(dispatch.push.fields))) == dispatch.push.size
     assert module.capabilities <= BASELINE.union(*SUBGROUP.values()), name
     x, y, z = module.local_size
-    assert x in (8, 64, 128) and (y, z) == (1, 1), name
-    assert module.shared_bytes <= SHARED_LIMIT, f"{name}: {module.shared_bytes} bytes shared"
-    halves = {16} if "CooperativeMatrixKHR" in module.capabilities else set()
+    matrices = "CooperativeMatrixKHR" in module.capabilities
+    assert x in ((128, 512) if matrices else (8, 64, 128)) and (y, z) == (1, 1), name
+    limit = MATRIX_SHARED_LIMIT if matrices else SHARED_LIMIT
+    assert module.shared_bytes <= limit, f"{name}: {module.shared_bytes} bytes shared"
+    halves = {16} if matrices else set()
     assert module.float_widths <= {32} | halves, f"{name}: floats of {module.float_widths} bits"
     assert not module.spec_sized_arrays, f"{name}: an array is sized by a specialisation"
 
@@ -193,9 +207,9 @@ def test_parser_reads_a_known_kernel() -> None:
     """The parser itself, against what the source of gemv says."""
     module = parse(load_spirv("linear/gemv.gated_f16"))
     assert module.local_size == (128, 1, 1)
-    assert {0, 1, 2, 3, 4, 5, 6} >= module.spec_ids >= {0, 3, 4, 5}
+    assert {0, 1, 2, 3, 4, 5, 6, 10, 11} >= module.spec_ids >= {0, 3, 4, 5, 10, 11}
     assert module.push[0] == Member("x", "u64", 0)
-    assert module.push[-1].kind == "u32"
+    assert module.push[-1] == Member("eps", "f32", 76)
     assert module.shared_bytes % 128 == 0 and module.shared_bytes > 0
     assert module.capabilities == BASELINE
     assert np.uint32(0x07230203).tobytes() == load_spirv("linear/gemv.gated_f16")[:4]

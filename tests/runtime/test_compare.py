@@ -288,7 +288,7 @@ def test_a_wrong_kernel_is_named(unproved: None, monkeypatch: pytest.MonkeyPatch
     found, blame = blamed()
     assert found.first is not None and found.first.run == "step"
     assert found.first.value == "layer0.mlp.gated"
-    assert found.first.kernels[0].startswith("linear/words.gated")
+    assert any(name.startswith("linear/words.gated") for name in found.first.kernels)
     chunks = [run for run in found.runs if run.run.startswith("chunk")]
     assert chunks and all(value.equal for run in chunks for value in run.values)
     assert blame is not None and len(blame.culprits) == 1
@@ -322,6 +322,6 @@ def test_a_rounding_is_named() -> None:
 def test_what_no_switch_reaches_is_blamed_on_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     spoil(monkeypatch, "rms_norm/")
     found, blame = blamed(prompt=PROMPT)  # more rows than half a bucket
-    assert found.first is not None and found.first.value == "layer0.attention_norm"
+    assert found.first is not None and found.first.value == "layer0.q_rope"
     assert blame is not None and blame.culprits == ()
     assert "what is left is what all of them share" in blame.verdict

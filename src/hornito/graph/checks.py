@@ -21,6 +21,7 @@ GRAPH_INPUTS = {
     "positions": Value(INT, (T,)),
     "selection": Value(INT, (S,)),
 }
+_OF_A_LAYER = ("attention", "kv_append", "qkv_append", "rope_append")
 _CACHED = ("layer", "kv_heads", "head_dim")
 DTYPES = {"fp32": "F32", "fp16": "F16", "bf16": "BF16"}
 """How tensors of plain storage types are marked; others are `U8`."""
@@ -123,7 +124,7 @@ def _check_caches(graph: Graph) -> None:
     attended: dict[int, Node] = {}
     for node in graph:
         layer = node.attrs.get("layer")
-        if node.op not in ("attention", "kv_append", "rope_append") or not isinstance(layer, int):
+        if node.op not in _OF_A_LAYER or not isinstance(layer, int):
             continue
         found = attended if node.op == "attention" else appends
         if layer in found:

@@ -15,11 +15,17 @@ from hornito.errors import FormatError, UnsupportedError
 from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import BLOCK_POSITIONS, Array, Lowering, Push, ceil_div, present
+from hornito.ops.linear import power_of_two
+from hornito.ops.matrices import MATRIX_NEEDS
 from hornito.ops.variants import Variant
 
 SPLIT_PUSH = Push(
     "rows:u64 table:u64 q:u64 partial:u64 stats:u64 table_stride:u32 layer:u32 window:u32 "
     "scale:f32 softcap:f32"
+)
+LANES_PUSH = Push(
+    "rows:u64 table:u64 q:u64 partial:u64 stats:u64 result:u64 counters:u64 table_stride:u32 "
+    "layer:u32 window:u32 scale:f32 softcap:f32"
 )
 MERGE_PUSH = Push("rows:u64 partial:u64 stats:u64 result:u64 head_dim:u32 window:u32")
 FLASH_PUSH = Push(
@@ -30,7 +36,11 @@ FLASH_PUSH = Push(
 MAX_SPLITS = 32
 MAX_HEAD_DIM = 256
 TILE_FLOATS = 2048
-"""Floats of q that a workgroup keeps in shared memory."""
+"""Floats of q, or of partial results, that a workgroup keeps in shared memory."""
+MATRIX_ROWS = 64
+"""Rows of a workgroup of kernels/attention/flash_matrix.comp."""
+MATRIX_DIMS = ((64, 64), (128, 32), (256, 32))
+"""Its variants: largest head_dim, and keys at a time."""
 
 
 def infer(graph: Graph, node: Node) -> list[Value]:
@@ -82,7 +92,7 @@ def lower(node: Node, low: Lowering) -> None:
         f"{kv.head_dim}, window {node.attr('window')}, {'kv16' if kv.half else 'kv32'}"
     )
     chosen = low.choose(node, key, attention_variants(node, low))
-    if chosen.kernel.startswith("attention/flash."):
+    if chosen.kernel.startswith("attention/flash"):
         _lower_flash(node, low, chosen)
     else:
         _lower_split(node, low, chosen)
@@ -98,32 +108,59 @@ def attention_variants(node: Node, low: Lowering) -> list[Variant]:
     suffix = "kv16" if kv.half else "kv32"
     found = []
     if low.kind == "chunk" and low.rows > 1:
+        if low.half_operands and kv.half and kv.head_dim % 8 == 0:
+            found.append(_matrix_variant(node, low, kv.head_dim))
         # A GPU is filled by many small tiles; a processor gains from every row that shares a key.
         tile = min(16 if software else 4, TILE_FLOATS // kv.head_dim)
         groups = (ceil_div(low.rows, tile), node.attr("heads"), 1)
         found.append(Variant(f"attention/flash.{suffix}", {0: tile}, groups))
+    elif not software and kv.head_dim % 8 == 0:
+        found += _lanes_variants(node, low, f"attention/lanes.{suffix}")
     group = node.attr("heads") // kv.kv_heads
-    splits = _splits(node, low)
-    if not found and not software:
-        # Fewer lanes a key need fewer shuffles; more leave a lane fewer dims to hold.
-        lanes = 8 if kv.head_dim <= 64 or low.caps.subgroup_min < 16 else 16
-        parts = ceil_div(kv.head_dim // 4, lanes)
-        if parts <= 4:
-            together = max(h for h in range(1, 9) if group % h == 0 and (h == 1 or h * parts <= 16))
-            found.append(
-                Variant(
-                    f"attention/lanes.{suffix}",
-                    {0: together, 5: lanes, 6: parts},
-                    (splits, kv.kv_heads * (group // together), low.rows),
-                    ("shuffle", f"subgroup>={lanes}"),
-                    full_subgroups=True,
-                )
-            )
     together = max(
         h for h in range(1, 9) if group % h == 0 and (h == 1 or h * kv.head_dim <= TILE_FLOATS)
     )
-    groups = (splits, kv.kv_heads * (group // together), low.rows)
+    groups = (_splits(node, low), kv.kv_heads * (group // together), low.rows)
     return [*found, Variant(f"attention/split.{suffix}", {0: together}, groups, plain=True)]
+
+
+def _matrix_variant(node: Node, low: Lowering, head_dim: int) -> Variant:
+    dims, keys = next(pair for pair in MATRIX_DIMS if pair[0] >= head_dim)
+    # Two tiles of keys and values, and fp32 scores of four subgroups of 16 rows.
+    shared = 2 * keys * (dims + 8) * 2 + 4 * 16 * (keys + 4) * 4 + 256
+    return Variant(
+        f"attention/flash_matrix.d{dims}",
+        {},
+        (ceil_div(low.rows, MATRIX_ROWS), node.attr("heads"), 1),
+        (*MATRIX_NEEDS, "shuffle", f"shared>={shared}"),
+        full_subgroups=True,
+        inexact=True,
+    )
+
+
+def _lanes_variants(node: Node, low: Lowering, kernel: str) -> list[Variant]:
+    """One query head a workgroup, which fills a GPU soonest; more of them, which load the keys of
+    a long context less often, to be measured."""
+    kv = low.kv[node.attr("layer")]
+    lanes = max(8, power_of_two(kv.head_dim // 8))
+    group = node.attr("heads") // kv.kv_heads
+    most = min(8, TILE_FLOATS * low.caps.subgroup_min // (128 * kv.head_dim))
+    found = []
+    for together in dict.fromkeys((1, 2, 4, group)):
+        if together <= min(most, group):
+            groups = (_splits(node, low), kv.kv_heads * ceil_div(group, together), low.rows)
+            needs = ("shuffle", f"subgroup>={lanes}")
+            found.append(
+                Variant(
+                    kernel,
+                    {0: together, 5: lanes},
+                    groups,
+                    needs,
+                    full_subgroups=True,
+                    optional=together > 1,
+                )
+            )
+    return found
 
 
 def _splits(node: Node, low: Lowering) -> int:
@@ -162,6 +199,7 @@ def _lower_flash(node: Node, low: Lowering, chosen: Variant) -> None:
             2: kv.kv_heads,
             3: node.attr("heads") // kv.kv_heads,
         },
+        full_subgroups=chosen.full_subgroups,
     )
 
 
@@ -172,16 +210,19 @@ def _lower_split(node: Node, low: Lowering, chosen: Variant) -> None:
     splits = _splits(node, low)
     partial = low.scratch(node, "partial", low.rows * heads * splits * head_dim * 4)
     stats = low.scratch(node, "stats", low.rows * heads * splits * 2 * 4)
+    joins = chosen.kernel.startswith("attention/lanes.")
+    own = (result, low.counters) if joins else ()
     low.emit(
         node,
         chosen.kernel,
-        SPLIT_PUSH,
+        LANES_PUSH if joins else SPLIT_PUSH,
         (
             low.row_records,
             kv.table,
             q,
             partial,
             stats,
+            *own,
             low.table_stride,
             kv.layer,
             window,
@@ -189,17 +230,22 @@ def _lower_split(node: Node, low: Lowering, chosen: Variant) -> None:
             node.attr("softcap"),
         ),
         chosen.groups,
-        reads=(low.row_records, kv.table, q, low.cache(node.attr("layer"))),
-        writes=(partial, stats),
+        reads=(
+            *(low.row_records, kv.table, q, low.cache(node.attr("layer"))),
+            *((low.counters,) if joins else ()),
+        ),
+        writes=(partial, stats, *own),
         spec={
             **chosen.spec,
-            1: head_dim,
+            1: kv.head_dim,
             2: kv.kv_heads,
             3: heads // kv.kv_heads,
             4: splits,
         },
         full_subgroups=chosen.full_subgroups,
     )
+    if joins:
+        return
     low.emit(
         node,
         "attention/merge.default",

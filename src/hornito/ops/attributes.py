@@ -48,6 +48,7 @@ class Rule:
 _LAYER = Rule(0, MOST, whole=True)
 _COUNT = Rule(1, MOST, whole=True)
 _EPS = Rule(0.0, 1e6)
+_OPTIONAL_EPS = Rule(0.0, 1e6, required=False)
 _CAP = Rule(0.0, MOST_FLOAT, required=False)
 _SCALE = Rule(-MOST_FLOAT, MOST_FLOAT, required=False)
 _CACHED = {"layer": _LAYER, "kv_heads": _COUNT, "head_dim": _COUNT}
@@ -67,15 +68,18 @@ RULES: dict[str, dict[str, Rule]] = {
         "softcap": Rule(0.0, MOST_FLOAT),
     },
     "embedding": {"scale": _SCALE},
+    "gated_linear": {"eps": _OPTIONAL_EPS},
     "head": {"softcap": _CAP},
     "kv_append": _CACHED,
     "layer_norm": {"eps": _EPS},
+    "linear": {"eps": _OPTIONAL_EPS},
+    "qkv_append": {**_ROTARY, **_CACHED, "eps": _OPTIONAL_EPS},
     "rms_norm": {"eps": _EPS, "heads": Rule(1, MOST, whole=True, required=False)},
     "rope": {**_ROTARY, "scale": Rule(-MOST_FLOAT, MOST_FLOAT)},
     "rope_append": {
         **_ROTARY,
         **_CACHED,
-        "eps": Rule(0.0, 1e6, required=False),
+        "eps": _OPTIONAL_EPS,
     },
 }
 """By op and attribute. `activation`, a name, is checked by the shape rules."""
@@ -86,12 +90,13 @@ INPUTS: dict[str, str] = {
     "attention": "value cache",
     "embedding": "ids matrix",
     "gated_activation": "value value",
-    "gated_linear": "value matrix vector?",
+    "gated_linear": "value matrix vector? vector?",
     "head": "value matrix",
     "kv_append": "value value",
     "layer_norm": "value vector selection? vector",
-    "linear": "value matrix vector? value?",
+    "linear": "value matrix vector? value? vector?",
     "position_embedding": "value positions matrix",
+    "qkv_append": "value matrix vector? vector? positions? vector?",
     "rms_norm": "value vector selection? value?",
     "rope": "value positions vector",
     "rope_append": "value positions? vector? vector? vector?",

@@ -271,6 +271,11 @@ class Lowering:
         return Operand("counts", 0, self.slots * self.vocabulary * 4)
 
     @property
+    def counters(self) -> Operand:
+        """32-bit counters of every row and query head, zero between dispatches."""
+        return Operand("counters", 0, self.rows * query_heads(self.graph) * 4)
+
+    @property
     def top(self) -> Operand:
         """The most likely tokens of each record: id and fp32 log-probability (`sample`)."""
         return Operand("top", 0, self.selected * self.tail.ring * MOST_TOP * 8)
@@ -375,6 +380,11 @@ class Lowering:
 def head_ids(graph: Graph) -> int:
     """Ids of the graph's head; 1 without a head."""
     return max((graph.weights[n.inputs[1]].shape[0] for n in graph if n.op == "head"), default=1)
+
+
+def query_heads(graph: Graph) -> int:
+    """The most query heads of a layer; 1 without attention."""
+    return max((n.attr("heads") for n in graph if n.op == "attention"), default=1)
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -1,14 +1,15 @@
-"""Linear: `x [R, K], weight [N, K], bias [N]?, residual [R, N]?`
+"""Linear: `x [R, K], weight [N, K], bias [N]?, residual [R, N]?, norm [K]?`
 `-> activation(x @ weight.T + bias) + residual`.
 
-R is T or S. The same kernels serve `gated_linear` and the tiles of `head`, through `emit_linear`.
-Attributes: `activation` (optional, none).
+R is T or S. With a norm, x is first replaced by `rms_norm(x, norm)`. The same kernels serve
+`gated_linear`, `qkv_append` and the tiles of `head`, through `emit_linear`.
+Attributes: `activation` (optional, none), `eps` (with a norm).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,16 +19,21 @@ from hornito.graph.reference import ReferenceState
 from hornito.graph.shapes import Dim
 from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
 from hornito.ops.gated_activation import activate, activation_number
+from hornito.ops.matrices import SPLITS, X_HALF, matrix_variants, tile_of
+from hornito.ops.rms_norm import emit_norm, norm
 from hornito.ops.variants import Variant
 from hornito.quant.formats import WeightFormat, weight_format
 
 PUSH = Push(
-    "x:u64 w:u64 bias:u64 residual:u64 result:u64 call:u64 live_word:u32 n:u32 k:u32 "
-    "first:u32 rows:u32"
+    "x:u64 w:u64 bias:u64 residual:u64 result:u64 call:u64 norm:u64 live_word:u32 n:u32 "
+    "k:u32 first:u32 rows:u32 eps:f32"
 )
 
 NO_ACTIVATION = 15
 """The kernels' number for a plain sum (kernels/include/linear.glsl)."""
+
+NORM, OUTS = 10, 11
+"""Specialisation of kernels/include/gemv.glsl: a norm comes first; weight rows of a group."""
 
 GEMV_ROWS = 4
 """Up to this many rows a GPU takes the kernel that streams weights once per group of rows."""
@@ -41,6 +47,9 @@ FEW_GROUPS = 512
 LARGE_TILE_GROUPS = 2048
 """From this many workgroups on, GEMM takes tiles of 64 rows instead of 16."""
 
+JOIN_WIDTH = 256
+"""Weight rows of one workgroup of kernels/linear/join.comp."""
+
 SOFTWARE_GROUPS = 16
 """A software device gets at least this many workgroups of few outputs before it gets long ones."""
 
@@ -50,7 +59,8 @@ class LinearArgs:
     """One launch of a linear kernel over the `n` outputs that row `first` of `weight` begins.
 
     `weight_rows` counts all rows of the weight; with `gated` an output has two. `softcap` bounds
-    what is stored to `softcap * tanh(v / softcap)`; 0 leaves it alone.
+    what is stored to `softcap * tanh(v / softcap)`; 0 leaves it alone. `norm` and `eps` are of an
+    RMS norm of x that comes first.
     """
 
     x: Operand
@@ -68,12 +78,26 @@ class LinearArgs:
     gated: bool = False
     activation: int = NO_ACTIVATION
     softcap: float = 0.0
+    norm: Operand | None = None
+    eps: float = 0.0
+
+    @property
+    def products(self) -> int:
+        """Weight rows that are multiplied with x."""
+        return self.n * (2 if self.gated else 1)
+
+    @property
+    def key(self) -> str:
+        """What the choice of a kernel depends on."""
+        marks = (" gated" if self.gated else "") + (" normed" if self.norm else "")
+        return f"linear {self.rows}x{self.n}x{self.k} {self.dtype}{marks}"
 
 
 def infer(graph: Graph, node: Node) -> list[Value]:
-    x, weight, bias, residual = node.inputs
+    x, weight, bias, residual = node.inputs[:4]
     rows, width = graph.shape(x)
     n, _ = check_matrix(graph, node, weight, width)
+    check_norm(graph, node, node.optional(4), width)
     if "activation" in node.attrs:
         activation_number(node)
     if bias and graph.shape(bias) != (n,):
@@ -83,6 +107,21 @@ def infer(graph: Graph, node: Node) -> list[Value]:
             f"node {node.name}: residual has shape {graph.shape(residual)}, not ({rows}, {n})"
         )
     return [Value(FLOAT, (rows, n))]
+
+
+def check_norm(graph: Graph, node: Node, norm: str, width: Dim) -> None:
+    """A norm's weight, where there is one, must fit the width of x; it comes with `eps`.
+
+    Raises:
+        FormatError: it does not.
+    """
+    if not norm:
+        return
+    if graph.shape(norm) != (width,):
+        raise FormatError(
+            f"node {node.name}: norm {graph.shape(norm)} does not fit x [.., {width}]"
+        )
+    node.attr("eps")
 
 
 def check_matrix(graph: Graph, node: Node, weight: str, width: Dim) -> tuple[int, int]:
@@ -101,7 +140,9 @@ def reference(
     node: Node, inputs: Sequence[Array | None], state: ReferenceState
 ) -> list[Array | None]:
     x, weight = present(inputs, 2)
-    bias, residual = inputs[2:]
+    bias, residual, scale = (*inputs[2:], None)[:3]
+    if scale is not None:
+        x = norm(x, scale, node.attr("eps"))
     out = x @ weight.T
     if bias is not None:
         out = out + bias
@@ -111,8 +152,9 @@ def reference(
 
 
 def lower(node: Node, low: Lowering) -> None:
-    x, weight, bias, residual = node.inputs
+    x, weight, bias, residual = node.inputs[:4]
     rows, n = low.shape(node.outputs[0])
+    first = node.optional(4)
     emit_linear(
         node,
         low,
@@ -129,16 +171,55 @@ def lower(node: Node, low: Lowering) -> None:
             bias=low.operand(bias) if bias else None,
             residual=low.operand(residual) if residual else None,
             activation=activation_number(node) if "activation" in node.attrs else NO_ACTIVATION,
+            norm=low.operand(first) if first else None,
+            eps=node.attr("eps") if first else 0.0,
         ),
     )
 
 
 def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
     """Choose a kernel for the device and the row count, and launch it."""
-    optional = [o for o in (args.bias, args.residual) if o is not None]
-    stored = weight_format(args.dtype)
-    key = f"linear {args.rows}x{args.n}x{args.k} {args.dtype}" + (" gated" if args.gated else "")
-    chosen = low.choose(node, key, linear_variants(low, args))
+    chosen = low.choose(node, args.key, linear_variants(low, args))
+    spec = {**chosen.spec, **format_constants(weight_format(args.dtype))}
+    if args.norm is not None and not chosen.kernel.startswith("linear/gemv."):
+        half = chosen.kernel.startswith("linear/coopmat.")
+        args = norm_first(node, low, args, half=half)
+        if half:
+            spec[X_HALF] = 1
+    splits = chosen.groups[2]
+    if splits == 1:
+        _emit(node, low, args, chosen, spec)
+        return
+    padded = chosen.groups[1] * tile_of(chosen.kernel).rows
+    sums = low.scratch(node, "sums", splits * padded * args.products * 4)
+    parts = replace(args, result=sums, bias=None, residual=None)
+    _emit(node, low, parts, chosen, spec)
+    join = Variant(
+        "linear/join." + ("gated" if args.gated else "default"),
+        {SPLITS: splits},
+        (ceil_div(args.products, JOIN_WIDTH), args.rows, 1),
+    )
+    _emit(node, low, replace(args, x=sums, k=padded, weight=sums), join, join.spec)
+
+
+def norm_first(node: Node, low: Lowering, args: LinearArgs, *, half: bool) -> LinearArgs:
+    """Launch the norm on its own, with its result as fp16 if asked for; the arguments with that
+    result as x."""
+    if args.norm is None:
+        return args
+    normed = low.scratch(node, "normed", args.rows * args.k * (2 if half else 4))
+    shape = (args.rows, args.k)
+    emit_norm(node, low, args.x, args.norm, normed, shape, args.eps, args.live_word, half=half)
+    return replace(args, x=normed, norm=None)
+
+
+def _emit(
+    node: Node, low: Lowering, args: LinearArgs, chosen: Variant, spec: Mapping[int, int]
+) -> None:
+    optional = [o for o in (args.bias, args.residual, args.norm) if o is not None]
+    own: dict[int, int] = {}
+    if chosen.kernel.startswith("linear/gemv."):
+        own[NORM] = int(args.norm is not None)
     low.emit(
         node,
         chosen.kernel,
@@ -150,11 +231,13 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
             args.residual or args.x,
             args.result,
             low.call,
+            args.norm or args.x,
             args.live_word,
             args.n,
             args.k,
             args.first,
             args.weight_rows,
+            args.eps,
         ),
         chosen.groups,
         reads=(args.x, args.weight, low.call, *optional),
@@ -164,8 +247,8 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
             1: int(args.residual is not None),
             2: args.activation,
             6: float_bits(args.softcap),
-            **chosen.spec,
-            **format_constants(stored),
+            **spec,
+            **own,
         },
         full_subgroups=chosen.full_subgroups,
     )
@@ -182,12 +265,14 @@ def linear_variants(low: Lowering, args: LinearArgs) -> list[Variant]:
     elif args.rows <= GEMV_ROWS:
         found = _gemv_variants(args, name, low.caps.max_workgroup_count[0])
     else:
-        found = _gemm_variants(args, name, half=low.half_operands)
-    if low.caps.device_kind != "software" and GEMV_ROWS < args.rows <= BATCH_ROWS:
-        groups = low.caps.max_workgroup_count[0]
-        few = low.caps.device_kind == "discrete" and ceil_div(args.n, 64) < FEW_GROUPS
-        found = [_batch_variant(args, name, groups, optional=not few), *found]
-    rows = min(4, _power_of_two(args.rows))
+        found = matrix_variants(args, name) if low.half_operands else []
+        if args.rows <= BATCH_ROWS:
+            few = low.caps.device_kind == "discrete" and ceil_div(args.n, 64) < FEW_GROUPS
+            most = low.caps.max_workgroup_count[0]
+            batch = _batch_variant(args, name, most, optional=not few)
+            found = [batch, *found] if args.rows <= 2 * GEMV_ROWS else [*found, batch]
+        found += _gemm_variants(args, name)
+    rows = min(4, power_of_two(args.rows))
     groups = (ceil_div(args.n, 64), ceil_div(args.rows, rows), 1)
     plain = {3: rows, 4: int(args.k % 8 == 0)}
     return [*found, Variant(f"linear/lane_row.{name}", plain, groups, plain=True)]
@@ -209,58 +294,55 @@ def _software_variants(args: LinearArgs, stored: WeightFormat, name: str) -> lis
             outputs //= 2
         groups = (ceil_div(args.n, 8 * outputs), 1, 1)
         found.append(Variant(f"linear/groups.{name}", {3: outputs}, groups, needs))
-    rows = min(8, _power_of_two(args.rows))
+    rows = min(8, power_of_two(args.rows))
     outputs = {1: 8, 2: 4, 4: 2, 8: 2}[rows] // (2 if args.gated else 1)
     groups = (ceil_div(args.n, 8 * outputs), ceil_div(args.rows, rows), 1)
     return [*found, Variant(f"linear/broadcast.{name}", {3: rows, 4: outputs}, groups, needs)]
 
 
 def _gemv_variants(args: LinearArgs, name: str, most_groups: int) -> list[Variant]:
-    """Threads per output row: the usual number first, the others to be measured."""
-    usual = _gemv_lanes(args.n, args.k, most_groups)
-    own = {3: _power_of_two(args.rows), 4: int(args.k % 8 == 0)}
-    return [
-        Variant(
-            f"linear/gemv.{name}",
-            {**own, 5: lanes},
-            (ceil_div(args.n, 128 // lanes), 1, 1),
-            optional=lanes != usual,
-        )
-        for lanes in sorted((8, 16, 32, 64, 128), key=lambda lanes: lanes != usual)
-    ]
+    """Threads and weight rows of a group: the usual numbers first, the others to be measured."""
+    usual = gemv_geometry(args.products, args.k, 2 if args.gated else 1, most_groups)
+    others = [(lanes, outs) for lanes in (8, 16, 32, 64, 128) for outs in (1, 2, 4)]
+    found = []
+    for lanes, outs in [usual, *(pair for pair in others if pair != usual)]:
+        if args.gated and outs == 1:
+            continue
+        spec = {
+            3: power_of_two(args.rows),
+            4: wide_rows(args.k, args.dtype),
+            5: lanes,
+            OUTS: outs,
+        }
+        groups = (ceil_div(args.products, 128 // lanes * outs), 1, 1)
+        optional = (lanes, outs) != usual
+        found.append(Variant(f"linear/gemv.{name}", spec, groups, optional=optional))
+    return found
 
 
 def _batch_variant(args: LinearArgs, name: str, most_groups: int, *, optional: bool) -> Variant:
     """GEMV over groups of rows, whose weights the later groups find in a cache."""
-    lanes = _gemv_lanes(args.n, args.k, most_groups)
+    lanes, outs = gemv_geometry(args.products, args.k, 2 if args.gated else 1, most_groups)
     return Variant(
         f"linear/gemv.{name}",
-        {3: GEMV_ROWS, 4: int(args.k % 8 == 0), 5: lanes},
-        (ceil_div(args.n, 128 // lanes), ceil_div(args.rows, GEMV_ROWS), 1),
+        {3: GEMV_ROWS, 4: wide_rows(args.k, args.dtype), 5: lanes, OUTS: outs},
+        (ceil_div(args.products, 128 // lanes * outs), ceil_div(args.rows, GEMV_ROWS), 1),
         optional=optional,
     )
 
 
-def _gemm_variants(args: LinearArgs, name: str, *, half: bool) -> list[Variant]:
+def wide_rows(k: int, dtype: str) -> int:
+    """Whether rows of K weights are whole chunks of kernels/include/gemv.glsl: 1 or 0."""
+    return int(k % (16 if weight_format(dtype).variant == "q" else 8) == 0)
+
+
+def _gemm_variants(args: LinearArgs, name: str) -> list[Variant]:
     found = []
-    wide = args.k % 8 == 0
-    if wide and half and args.rows > 16 and args.dtype != "fp32":
-        outputs = 32 if args.gated else 64
-        found.append(
-            Variant(
-                f"linear/coopmat.{name}",
-                {},
-                (ceil_div(args.n, outputs), ceil_div(args.rows, 32), 1),
-                ("coopmat_16", "float16", "full_subgroups", "subgroup_32"),
-                full_subgroups=True,
-                inexact=True,
-            )
-        )
     # Large tiles only where small ones would be more than fill the device.
     large = ceil_div(args.n, 64) * ceil_div(args.rows, 64) >= LARGE_TILE_GROUPS
     for tile in (64, 16) if large else (16, 64):
         groups = (ceil_div(args.n, 64), ceil_div(args.rows, tile), 1)
-        found.append(Variant(f"linear/gemm.m{tile}_{name}", {3: int(wide)}, groups))
+        found.append(Variant(f"linear/gemm.m{tile}_{name}", {3: int(args.k % 8 == 0)}, groups))
     return found
 
 
@@ -276,17 +358,17 @@ def float_bits(value: float) -> int:
     return int(np.float32(value).view(np.uint32))
 
 
-def _power_of_two(n: int) -> int:
+def power_of_two(n: int) -> int:
     """The least power of two that is not below `n`."""
     return 1 << (n - 1).bit_length()
 
 
-def _gemv_lanes(n: int, k: int, most_groups: int) -> int:
-    """Threads per output row: many where rows are few and long, so that the GPU fills; fewer where
-    the output rows of a large head would not fit the grid."""
-    lanes = 32
-    while lanes < 128 and n * lanes < 128 * 1024 and k >= lanes * 16:
+def gemv_geometry(products: int, k: int, least_outs: int, most_groups: int) -> tuple[int, int]:
+    """Threads of a group and its weight rows: many threads where rows are few and long, so that the
+    GPU fills; more rows where there are enough, so that x is loaded less often."""
+    lanes, outs = 32, least_outs
+    while lanes < 128 and products // outs * lanes < 128 * 1024 and k >= lanes * 16:
         lanes *= 2
-    while lanes > 8 and ceil_div(n, 128 // lanes) > most_groups:
+    while lanes > 8 and ceil_div(products, 128 // lanes * outs) > most_groups:
         lanes //= 2
-    return lanes
+    return lanes, outs

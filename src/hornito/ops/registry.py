@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hornito.graph.reference import ReferenceState
     from hornito.ops.base import Array, Lowering
 
-_NOT_OPS = {"attributes", "base", "registry", "kernels", "sampling", "variants"}
+_NOT_OPS = {"attributes", "base", "registry", "kernels", "matrices", "sampling", "variants"}
 
 
 class OpModule(Protocol):

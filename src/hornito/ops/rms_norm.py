@@ -15,7 +15,7 @@ import numpy as np
 from hornito.errors import FormatError
 from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
-from hornito.ops.base import Array, Lowering, Push, present
+from hornito.ops.base import Array, Lowering, Operand, Push, present
 
 PUSH = Push(
     "x:u64 weight:u64 selection:u64 residual:u64 result:u64 call:u64 live_word:u32 width:u32 "
@@ -66,11 +66,41 @@ def reference(
 
 def lower(node: Node, low: Lowering) -> None:
     x, weight = (low.operand(name) for name in node.inputs[:2])
-    result = low.operand(node.outputs[0])
-    rows, width = low.shape(node.outputs[0])
-    selected, residual = bool(node.inputs[2]), node.optional(3)
+    result = node.outputs[0]
+    emit_norm(
+        node,
+        low,
+        x,
+        weight,
+        low.operand(result),
+        low.shape(result),
+        node.attr("eps"),
+        low.live_word(result),
+        heads=heads_of(node),
+        selected=bool(node.inputs[2]),
+        residual=low.operand(node.optional(3)) if node.optional(3) else None,
+    )
+
+
+def emit_norm(
+    node: Node,
+    low: Lowering,
+    x: Operand,
+    weight: Operand,
+    result: Operand,
+    shape: tuple[int, ...],
+    eps: float,
+    live_word: int,
+    *,
+    heads: int = 1,
+    selected: bool = False,
+    residual: Operand | None = None,
+    half: bool = False,
+) -> None:
+    """Launch the norm of rows of `shape`; with `half` the result is fp16."""
+    rows, width = shape
     selection = low.selection if selected else low.call
-    added = [low.operand(residual)] if residual else []
+    added = [residual] if residual is not None else []
     low.emit(
         node,
         "rms_norm/norm.default",
@@ -82,12 +112,12 @@ def lower(node: Node, low: Lowering) -> None:
             *(added or [x]),
             result,
             low.call,
-            low.live_word(node.outputs[0]),
-            width // heads_of(node),
-            node.attr("eps"),
+            live_word,
+            width // heads,
+            eps,
         ),
-        (rows, heads_of(node), 1),
+        (rows, heads, 1),
         reads=(x, weight, selection, low.call, *added),
         writes=(result,),
-        spec={0: int(selected), 1: int(bool(residual))},
+        spec={0: int(selected), 1: int(bool(added)), 2: int(half)},
     )

@@ -16,6 +16,7 @@ import numpy as np
 from hornito.errors import FormatError, UnsupportedError
 from hornito.graph.graph import CACHE, FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
+from hornito.graph.shapes import Shape
 from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
 from hornito.ops.kv_append import append
 from hornito.ops.rms_norm import norm
@@ -35,15 +36,8 @@ MAX_NORMED_DIM = 256
 
 
 def infer(graph: Graph, node: Node) -> list[Value]:
-    qkv, inv_freq = node.inputs[0], node.inputs[2]
-    if bool(inv_freq) != bool(node.inputs[1]):
-        raise FormatError(f"node {node.name}: RoPE takes positions and frequencies")
-    if inv_freq:
-        check_rotary(graph, node, inv_freq)
-    rows, width = graph.shape(qkv)
-    heads, kv_heads, head_dim = (node.attr(a) for a in ("heads", "kv_heads", "head_dim"))
-    if width != (heads + 2 * kv_heads) * head_dim:
-        raise FormatError(f"node {node.name}: qkv is {width} wide, which fits no head count")
+    found = infer_rows(graph, node, graph.shape(node.inputs[0]), node.inputs[1], node.inputs[2])
+    head_dim = node.attr("head_dim")
     norms = [name for name in (node.optional(3), node.optional(4)) if name]
     if norms:
         if len(norms) != 2 or any(graph.shape(name) != (head_dim,) for name in norms):
@@ -53,6 +47,25 @@ def infer(graph: Graph, node: Node) -> list[Value]:
                 f"node {node.name}: head_dim {head_dim}; normed heads take up to {MAX_NORMED_DIM}"
             )
         node.attr("eps")
+    return found
+
+
+def infer_rows(
+    graph: Graph, node: Node, shape: Shape, positions: str, inv_freq: str
+) -> list[Value]:
+    """The results for rows `[q; k; v]` of `shape`.
+
+    Raises:
+        FormatError: heads, width or RoPE's inputs do not fit.
+    """
+    if bool(inv_freq) != bool(positions):
+        raise FormatError(f"node {node.name}: RoPE takes positions and frequencies")
+    if inv_freq:
+        check_rotary(graph, node, inv_freq)
+    rows, width = shape
+    heads, kv_heads, head_dim = (node.attr(a) for a in ("heads", "kv_heads", "head_dim"))
+    if width != (heads + 2 * kv_heads) * head_dim:
+        raise FormatError(f"node {node.name}: qkv is {width} wide, which fits no head count")
     return [Value(FLOAT, (rows, heads * head_dim)), Value(CACHE, ())]
 
 
@@ -74,13 +87,20 @@ def reference(
 
 
 def lower(node: Node, low: Lowering) -> None:
-    qkv, q = low.operand(node.inputs[0]), low.operand(node.outputs[0])
+    norms = [low.operand(name) for name in (node.optional(3), node.optional(4)) if name]
+    emit_rows(node, low, low.operand(node.inputs[0]), node.inputs[2], norms)
+
+
+def emit_rows(
+    node: Node, low: Lowering, qkv: Operand, inv_freq: str, norms: Sequence[Operand]
+) -> None:
+    """Launch the kernel for rows `[q; k; v]`; `inv_freq` is `""` where there is no RoPE."""
+    q = low.operand(node.outputs[0])
     rotary: list[Operand] = []
     half = 0
-    if node.inputs[2]:
-        inv_freq, half = lower_set(node, node.inputs[2], low)
-        rotary = [inv_freq]
-    norms = [low.operand(name) for name in (node.optional(3), node.optional(4)) if name]
+    if inv_freq:
+        found, half = lower_set(node, inv_freq, low)
+        rotary = [found]
     kv = low.kv[node.attr("layer")]
     heads, head_dim = node.attr("heads"), node.attr("head_dim")
     all_heads = heads + 2 * kv.kv_heads

@@ -39,9 +39,14 @@ REQUIREMENTS: Mapping[str, Callable[[Caps], bool]] = {
 
 
 def meets(caps: Caps, requirement: str) -> bool:
-    """Whether a device meets a requirement: a name of `REQUIREMENTS`, or `subgroup>=N`, which
-    every subgroup size that the driver may choose must be."""
+    """Whether a device meets a requirement: a name of `REQUIREMENTS`; `subgroup>=N`, which every
+    subgroup size that the driver may choose must be; `shared>=N`, bytes of shared memory, and
+    `threads>=N`, those of a workgroup."""
     name, sign, least = requirement.partition(">=")
+    if sign and name == "shared":
+        return caps.shared_memory_bytes >= int(least)
+    if sign and name == "threads":
+        return caps.max_workgroup_invocations >= int(least)
     if sign and name == "subgroup":
         return caps.subgroup_min >= int(least)
     return REQUIREMENTS[requirement](caps)

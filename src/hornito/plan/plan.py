@@ -25,8 +25,10 @@ from hornito.ops.base import (
     Tail,
     ceil_div,
     head_ids,
+    query_heads,
 )
-from hornito.ops.variants import DEFAULTS, Choices, Site
+from hornito.ops.matrices import MATRIX_NEEDS
+from hornito.ops.variants import DEFAULTS, Choices, Site, meets
 from hornito.plan.arena import Layout, LiveRange, pack
 from hornito.plan.hazards import Range, barriers
 from hornito.quant.formats import weight_format
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from hornito.vk.caps import Caps
 
 CHUNK_ROWS = (16, 64, 256)
+LARGE_CHUNK_ROWS = (16, 64, 256, 512, 1024)
+"""Of devices whose products go by cooperative matrices: small chunks would leave them idle."""
+
 BATCH_ROWS = (1, 2, 4, 8, 16)
 RING = 256
 """Records kept per row; more steps than that are never in flight."""
@@ -89,7 +94,8 @@ class Plan:
     """Everything that is decided before memory is allocated.
 
     `weight_bytes` are exact tensor sizes; `arena` places the activations of every bucket;
-    `vocabulary` is the ids of the head, `width` the numbers of one embedding.
+    `vocabulary` is the ids of the head, `width` the numbers of one embedding, `heads` the most
+    query heads of a layer.
     """
 
     buckets: Mapping[tuple[str, int], BucketPlan]
@@ -100,6 +106,7 @@ class Plan:
     layers: int
     vocabulary: int
     width: int
+    heads: int
 
     def kernels(self) -> list[tuple[str, tuple[tuple[int, int], ...], int]]:
         """The distinct pipelines: kernel name, specialisation, push-constant bytes."""
@@ -155,6 +162,14 @@ class PlanOptions:
     fp32_nodes: frozenset[str] = frozenset()
     keep_values: bool = False
     choices: Choices = DEFAULTS
+
+
+def chunk_sizes(caps: Caps, context: int, *, half_operands: bool) -> tuple[int, ...]:
+    """The usual buckets of prompts for a device and a context."""
+    matrices = half_operands and all(meets(caps, need) for need in MATRIX_NEEDS)
+    if caps.device_kind != "discrete" or not matrices:
+        return CHUNK_ROWS
+    return tuple(rows for rows in LARGE_CHUNK_ROWS if rows <= CHUNK_ROWS[-1] or rows < 2 * context)
 
 
 def kv_kinds(graph: Graph, half: bool) -> tuple[KvKind, ...]:
@@ -240,6 +255,7 @@ class _Planner:
             max(1, layers),
             self.vocabulary,
             max((graph_width(self.graph, n) for n in self.graph if n.op == "embedding"), default=1),
+            query_heads(self.graph),
         )
 
     def _bucket_keys(self) -> list[tuple[str, int]]:

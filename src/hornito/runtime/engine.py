@@ -277,7 +277,7 @@ class Engine:
             base = self._activations.address("arena") + self.plan.arena.offsets[name]
         elif name in self.plan.weight_bytes:
             base = self._weights.address(name)
-        elif name in ("tables", "eos", "counts"):
+        elif name in ("tables", "eos", "counts", "counters"):
             base = self._state.address(name)
         elif f"{kind}.{name}" in self._state:
             base = self._state.address(f"{kind}.{name}")

@@ -83,6 +83,7 @@ def state_items(plan: Plan, options: PlanOptions) -> list[tuple[str, int]]:
         ("tables", options.slots * len(plan.kinds) * plan.table_blocks * 8),
         ("eos", max(1, options.eos_count) * 4),
         ("counts", options.slots * plan.vocabulary * 4),
+        ("counters", max(rows for _, rows in plan.buckets) * plan.heads * 4),
     ]
     for kind, rows, _ in _kind_sizes(plan):
         items += [

@@ -21,6 +21,8 @@ ORDER = (
     "activation_in_linear",
     "residual_in_linear",
     "residual_in_norm",
+    "norm_in_linear",
+    "append_in_linear",
 )
 
 

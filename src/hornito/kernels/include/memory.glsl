@@ -20,6 +20,7 @@ vec4 load_float4(Floats p, uint i4) { return Floats4(uvec2(p)).at[i4]; }
 uvec2 load_address(Addresses p, uint i) { return p.at[i]; }
 
 void store_word(Words p, uint i, uint v) { p.at[i] = v; }
+void store_words2(Words p, uint i2, uvec2 v) { Addresses(uvec2(p)).at[i2] = v; }
 void store_float(Floats p, uint i, float v) { p.at[i] = v; }
 void store_float4(Floats p, uint i4, vec4 v) { Floats4(uvec2(p)).at[i4] = v; }
 

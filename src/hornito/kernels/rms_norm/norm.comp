@@ -7,7 +7,8 @@
 // Push: addresses of x [T, heads, H], weight [H], selection [S] (or anything), residual [S, heads, H]
 // (or anything), out [S, heads, H], the call header {live rows, live selected rows}; which of its
 // words counts out's rows; H, eps.
-// Specialisation: 0 SELECT, 1 RESIDUAL.
+// Specialisation: 0 SELECT, 1 RESIDUAL, 2 RESULT_HALF (out is fp16, rounded as half_bits does; H is a
+// multiple of four).
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "rows.glsl"
@@ -16,6 +17,7 @@
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint SELECT = 0u;
 layout(constant_id = 1) const uint RESIDUAL = 0u;
+layout(constant_id = 2) const uint RESULT_HALF = 0u;
 
 layout(push_constant) uniform Push {
   Floats x;
@@ -51,7 +53,12 @@ void main() {
     for (uint i = t; i < p.width / 4u; i += 128u) {
       vec4 v = load_float4(p.x, base / 4u + i) * scale * load_float4(p.weight, i);
       if (RESIDUAL == 1u) v += load_float4(p.residual, out_base / 4u + i);
-      store_float4(p.result, out_base / 4u + i, v);
+      if (RESULT_HALF == 1u) {
+        uvec2 packed = uvec2(pack_halves(v.x, v.y), pack_halves(v.z, v.w));
+        store_words2(Words(uvec2(p.result)), out_base / 4u + i, packed);
+      } else {
+        store_float4(p.result, out_base / 4u + i, v);
+      }
     }
     return;
   }

@@ -1,0 +1,118 @@
+// From few rows of x to q and the cache: the projections of q, k and v (one matrix [q; k; v]), behind a
+// norm of x if there is one, with bias, RoPE on q and k, q into its own buffer, k and v into the slot's
+// KV block. Twin of rms_norm, gemv.comp and rotate_append.comp.
+//
+// variant: kv32_f32
+// variant: kv32_f16 WEIGHT_F16
+// variant: kv32_q WEIGHT_Q
+// variant: kv16_f32 KV_F16
+// variant: kv16_f16 KV_F16 WEIGHT_F16
+// variant: kv16_q KV_F16 WEIGHT_Q
+//
+// Geometry: 128 threads = LANES x (128 / LANES) pairs of dims that turn together (x covers all heads'
+// pairs); ROWS rows of x a workgroup (y). Dims past R make pairs among themselves. R/2 and D/2 are even.
+// Push: addresses of the row records, block table, x [T, K], weight, bias, norm weight [K], inv_freq
+// [R/2] (or anything with R/2 = 0), q out [T, heads, D]; table stride, layer, heads, kv_heads, D, R/2, K,
+// rows of the bucket, scale of sine and cosine, eps.
+// Specialisation: 0 BIAS, 3 ROWS (1 to 4), 4 WIDE, 5 LANES (a power of two, 8 to 64), 7 FORMAT, 8 GROUP,
+// 9 OUTLIERS, 10 NORM, 11 OUTS (2).
+#version 450
+#extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
+#include "gemv.glsl"
+#include "kv.glsl"
+#include "rope.glsl"
+
+layout(local_size_x = 128) in;
+layout(constant_id = 0) const uint BIAS = 0u;
+
+layout(push_constant) uniform Push {
+  Words rows;
+  Addresses table;
+  Floats x;
+  Words w;
+  Floats bias;
+  Floats norm;
+  Floats inv_freq;
+  Floats q;
+  uint table_stride;
+  uint layer;
+  uint heads;
+  uint kv_heads;
+  uint head_dim;
+  uint half_dim;
+  uint k;
+  uint count;
+  float scale;
+  float eps;
+} p;
+
+// The first dim of pair i of a head.
+uint first_dim(uint i) { return i < p.half_dim ? i : p.half_dim + i; }
+
+// Ends the sums `lo` and `hi` of two neighbouring dims from i on of a head, and of their partners, in row
+// r: bias, rotation, stores.
+void store_pairs(uint r, uint head, uint i, uint partner, vec2 lo, vec2 hi) {
+  Row row = load_row(p.rows, r);
+  if (!row.live) return;
+  if (BIAS == 1u) {
+    uint at = head * p.head_dim + i;
+    lo += vec2(load_float(p.bias, at), load_float(p.bias, at + 1u));
+    hi += vec2(load_float(p.bias, at + partner), load_float(p.bias, at + partner + 1u));
+  }
+  if (i < p.half_dim && head < p.heads + p.kv_heads) {
+    vec2 t0 = sin_cos(float(row.position) * load_float(p.inv_freq, i)) * p.scale;
+    vec2 t1 = sin_cos(float(row.position) * load_float(p.inv_freq, i + 1u)) * p.scale;
+    vec2 s = vec2(t0.x, t1.x);
+    vec2 c = vec2(t0.y, t1.y);
+    vec2 a = lo;
+    lo = a * c - hi * s;
+    hi = hi * c + a * s;
+  }
+  if (head < p.heads) {
+    uint to = (r * p.heads + head) * p.head_dim + i;
+    store_float(p.q, to, lo.x);
+    store_float(p.q, to + 1u, lo.y);
+    store_float(p.q, to + partner, hi.x);
+    store_float(p.q, to + partner + 1u, hi.y);
+    return;
+  }
+  uint side = head >= p.heads + p.kv_heads ? 1u : 0u;
+  Words block = Words(kv_block(p.table, p.table_stride, row.slot, row.position));
+  uint kv_head = head - p.heads - side * p.kv_heads;
+  uint to = kv_index(p.layer, side, kv_head, p.kv_heads, row.position, p.head_dim) + i;
+  store_kv2(block, to, lo.x, lo.y);
+  store_kv2(block, to + partner, hi.x, hi.y);
+}
+
+void main() {
+  uint t = gl_LocalInvocationID.x;
+  uint row0 = gl_WorkGroupID.y * ROWS;
+  uint pairs = p.head_dim / 2u;
+  uint all_heads = p.heads + 2u * p.kv_heads;
+  uint pair = gl_WorkGroupID.x * (128u / LANES) + t / LANES;
+  bool inside = pair < all_heads * pairs;
+  pair = min(pair, all_heads * pairs - 1u);
+  uint head = pair / pairs;
+  uint i = first_dim(pair % pairs);
+  uint partner = i < p.half_dim ? p.half_dim : pairs - p.half_dim;
+  uint weight[4];
+  weight[0] = head * p.head_dim + i;
+  weight[1] = weight[0] + partner;
+  weight[2] = weight[0];
+  weight[3] = weight[0];
+  sum_rows(p.x, p.norm, Matrix(p.w, all_heads * p.head_dim, p.k), row0, weight);
+
+  // Neighbouring pairs, which share words of the cache, are stored by one thread.
+  uint first = t - t % LANES;
+  bool stores = inside && t % (2u * LANES) == 0u;
+  [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+    join_row(r);
+    if (stores && row0 + r < p.count) {
+      float factor = norm_factor(first, p.k, p.eps);
+      vec2 lo = vec2(tree[first], tree[first + LANES]) * factor;
+      vec2 hi = vec2(tree[128u + first], tree[128u + first + LANES]) * factor;
+      store_pairs(row0 + r, head, i, partner, lo, hi);
+    }
+  }
+}
