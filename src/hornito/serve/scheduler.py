@@ -56,6 +56,8 @@ class Scheduler:
         self._prefixes = list(prefixes)
         self._watch = watch or NoWatch()
         self._calls: list[Callable[[], None]] = []
+        # After a loss it is the scheduler that decides who goes on: sessions must not do so alone.
+        llm.engine.recover = False
         self._rounds = self._begin(llm)
         self._thread = threading.Thread(target=self._work, name="hornito-scheduler", daemon=True)
         self._thread.start()
