@@ -5,8 +5,8 @@ python benchmarks/beside_peer.py 0.5b int4 OUT --peer BIN_DIR --rounds 3
 BIN_DIR is what `benchmarks/peer/fetch_llamacpp.sh` packs. A round is one run of the peer and two of
 `hornito bench` on the same shape with random weights; its files in OUT are `peer-N.json`,
 `hornito-prompts-N.json` and `hornito-decode-N.json`, after the first round also `speed.md` and
-`speed.png` (where matplotlib is installed). Without --peer only Hornito is measured. Models are made
-once, in OUT.
+`speed.png` (where matplotlib is installed). Without --peer only Hornito is measured. Models are
+made once, in OUT.
 """
 
 from __future__ import annotations

@@ -142,6 +142,11 @@ def test_every_session_of_the_device_is_evaluated_again(opened: Opened) -> None:
     for session in sessions:
         session.close()
     assert engine.free_slots == 3
+    lose(engine.device)
+    evaluated = engine.counters.evaluated_tokens
+    with pytest.raises(SessionError, match="closed"):
+        sessions[0].step(3)  # nobody evaluates what nobody can use
+    assert engine.counters.evaluated_tokens == evaluated
 
 
 def test_embeddings_count_as_ids(opened: Opened) -> None:

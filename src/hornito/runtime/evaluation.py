@@ -48,6 +48,7 @@ def recovering(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S
     @functools.wraps(method)
     def run(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.engine.lock:
+            self.check_open()
             self.revive()
             ids, count, vectors = self.ids, len(self.ids), self.vectors
             kept = (self.pending, self.record, self.sampler, self.fresh)
@@ -80,6 +81,12 @@ class Evaluation:
     vectors: dict[int, FloatArray]
     blocks: SequenceBlocks
     generation: int
+    _closed: bool
+
+    def check_open(self) -> None:
+        """Raise SessionError when the session was closed."""
+        if self._closed:
+            raise SessionError("this session is closed")
 
     @property
     def position(self) -> int:

@@ -443,11 +443,6 @@ class Session(Evaluation):
             self.holder = None
             self.blocks.truncate(self.position, self.engine.last_ticket)
 
-    def check_open(self) -> None:
-        """Raise SessionError when the session was closed."""
-        if self._closed:
-            raise SessionError("this session is closed")
-
     @locked
     def close(self) -> None:
         """Return the slot and the blocks; a second call does nothing."""
