@@ -224,34 +224,42 @@ def _emit(
         node,
         chosen.kernel,
         PUSH,
-        (
-            args.x,
-            args.weight,
-            args.bias or args.x,
-            args.residual or args.x,
-            args.result,
-            low.call,
-            args.norm or args.x,
-            args.live_word,
-            args.n,
-            args.k,
-            args.first,
-            args.weight_rows,
-            args.eps,
-        ),
+        push_values(args, low.call),
         chosen.groups,
         reads=(args.x, args.weight, low.call, *optional),
         writes=(args.result,),
-        spec={
-            0: int(args.bias is not None),
-            1: int(args.residual is not None),
-            2: args.activation,
-            6: float_bits(args.softcap),
-            **spec,
-            **own,
-        },
+        spec={**common_constants(args), **spec, **own},
         full_subgroups=chosen.full_subgroups,
     )
+
+
+def push_values(args: LinearArgs, call: Operand) -> tuple[Operand | int | float, ...]:
+    """The values of `PUSH`; `call` is the word group whose word `live_word` counts the rows."""
+    return (
+        args.x,
+        args.weight,
+        args.bias or args.x,
+        args.residual or args.x,
+        args.result,
+        call,
+        args.norm or args.x,
+        args.live_word,
+        args.n,
+        args.k,
+        args.first,
+        args.weight_rows,
+        args.eps,
+    )
+
+
+def common_constants(args: LinearArgs) -> dict[int, int]:
+    """The specialisation that every linear kernel has."""
+    return {
+        0: int(args.bias is not None),
+        1: int(args.residual is not None),
+        2: args.activation,
+        6: float_bits(args.softcap),
+    }
 
 
 def linear_variants(low: Lowering, args: LinearArgs) -> list[Variant]:

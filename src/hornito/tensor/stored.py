@@ -18,7 +18,7 @@ import numpy as np
 from hornito.errors import FormatError, HornitoError, UsageError
 from hornito.graph.weights import ArrayData
 from hornito.ops.base import Dispatch, ceil_div
-from hornito.ops.linear import NO_ACTIVATION, PUSH, float_bits, format_constants
+from hornito.ops.linear import PUSH, LinearArgs, common_constants, format_constants, push_values
 from hornito.quant.formats import Floats, WeightFormat, weight_format
 from hornito.quant.storage import pack, unpack
 from hornito.tensor.graph import Array, Attr, TensorGraph, TensorNode, TensorValue
@@ -77,22 +77,29 @@ def lower_linear(low: TensorLowering, node: TensorNode) -> None:
     call = low.table([made.rows])  # the kernel reads the live rows from memory
     groups = (ceil_div(made.n, TILE_OUTPUTS), ceil_div(made.rows, TILE_ROWS), 1)
     low.check_grid(node, groups)
-    bias = rest[0] if rest else x
+    args = LinearArgs(
+        x=x,
+        weight=weight,
+        result=result,
+        rows=made.rows,
+        n=made.n,
+        k=made.k,
+        dtype=made.fmt.name,
+        weight_rows=made.n,
+        bias=rest[0] if rest else None,
+    )
     low.dispatches.append(
         Dispatch(
             f"linear/gemm.m{TILE_ROWS}_{made.fmt.variant}",
             PUSH,
-            (x, weight, bias, x, result, call, 0, made.n, made.k, 0, made.n),
+            push_values(args, call),
             groups,
             (x, weight, *rest),
             (result,),
             node.name,
             {
-                0: int(bool(rest)),
-                1: 0,
-                2: NO_ACTIVATION,
+                **common_constants(args),
                 3: int(made.k % 8 == 0),
-                6: float_bits(0.0),
                 **format_constants(made.fmt),
             },
         )
