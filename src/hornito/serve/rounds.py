@@ -204,17 +204,22 @@ class Rounds:
         return self._chunks[-1]
 
     def _chunk_size(self, job: Job) -> int:
-        """Tokens of the next call: up to a multiple of the largest bucket that time allows."""
-        assert job.session is not None
-        most = self._most_rows
+        """Tokens of the next call: as many as time allows, up to a multiple of the largest bucket.
+
+        While answers are made that is at most one call's; otherwise calls follow each other without
+        a pause.
+        """
+        most = unit = self._most_rows
         if self._rows:
             seconds = self._row_seconds or CHUNK_SECONDS
             allowed = [rows for rows in self._chunks if rows * seconds <= CHUNK_SECONDS]
-            most = max([self._least_rows, *allowed])
+            most = unit = max([self._least_rows, *allowed])
+        elif self._row_seconds and job.work.scores is None:
+            most *= max(1, int(CHUNK_SECONDS / (self._row_seconds * most)))
         left = job.prompt_left
         if job.work.scores is not None and left > 1:
             left -= 1  # the last token has no following one
-        return min(left, most - job.session.position % most)
+        return min(left, most - _session(job).position % unit)
 
     def _evaluate(self, job: Job, size: int) -> None:
         session, work, at = job.session, job.work, job.evaluated
