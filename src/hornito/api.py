@@ -539,15 +539,9 @@ class LLM:
         )
 
     def prove(self, seconds: float | None = None) -> str:
-        """Test the kernels that no time was left for at load, at an idle moment.
+        """Test kernels that a load had no time for, at an idle moment, for so many seconds at most.
 
-        What passes is used from then on, and known to later loads.
-
-        Args:
-            seconds: time for it; None for as long as it takes.
-
-        Returns:
-            what is known of the kernels, in one line.
+        Returns what is known of the kernels, in one line.
 
         Raises:
             SessionError: a session or snapshot is open.

@@ -13,7 +13,7 @@ from hornito.errors import UsageError
 from hornito.package import Package, open_package
 from hornito.progress import Progress
 from hornito.runtime.settle import KernelPolicy
-from hornito.vk.device import open_device
+from hornito.vk.device import Device, open_device
 from hornito.vk.quirks import FEATURES
 
 PRECISIONS = ("high", "normal")
@@ -41,33 +41,25 @@ def load(
     eos_ids: Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> LLM:
-    """Load a model onto a Vulkan device.
+    """Load a model onto a Vulkan device; docs/api.md says more of each argument.
 
     Args:
         model: a `.vxm` package, or a GGUF file or Hugging Face directory, which is compiled once
             into the cache; or the name of a cached model (`hornito list`).
         device: index, part of the name, vendor, `pci:...`, UUID or `software`; the best by default.
-        context: positions per session; by default the model's, shortened to what fits. More than
-            the model was made for is allowed, with a warning.
-        precision: `high` keeps everything in fp32; `normal` may use fp16 operands in matrix
-            products.
+        context: positions per session; by default the model's, shortened to what fits.
+        precision: `high` keeps everything in fp32; `normal` may use fp16 operands in products.
         kv: KV cache type, `fp32` or `fp16`; by default fp32 with `high`, else fp16.
         weights: how matrices are stored when `model` is a source, as `compile_source` takes it.
         slots: sessions that may be open at once.
         kv_bytes: size of the KV pools; by default every slot can fill its context.
         rewind_budget: positions that sliding layers keep beyond their window.
         verify: check every tensor of the package against its sha256 first, which reads all of it.
-        tune: `fast` measures kernels that were never measured on this device, for single steps and
-            the largest chunk of a prompt; `full` measures all of them again; `off` takes the
-            defaults. By default what was measured before is used.
-        submission_ms: most GPU time of one submission in milliseconds; by default 200, and on
-            discrete GPUs no bound.
-        recover: after a loss of the device (driver reset, watchdog), open it again and evaluate the
-            tokens of its sessions again, instead of raising DeviceLostError.
-        disable_features: device features to do without: `float16`, `dot_product`,
-            `cooperative_matrix`, `subgroups`.
-        fp32_tensors: patterns (`*`, `?`) of nodes, values or weights whose products keep fp32
-            operands with `normal`.
+        tune: measure kernels first: `fast` what never was, `full` all; `off` takes the defaults.
+        submission_ms: most GPU time of one submission in milliseconds (200; discrete: no bound).
+        recover: after a loss of the device open it again and go on, instead of DeviceLostError.
+        disable_features: `float16`, `dot_product`, `cooperative_matrix`, `subgroups`.
+        fp32_tensors: patterns (`*`, `?`) of what keeps fp32 operands with `normal`.
         eos_ids: ids that end an answer; by default the model's own.
         progress: told about compiling, pipelines and weights.
 
@@ -75,34 +67,20 @@ def load(
         UsageError, UnsupportedError, PackageError: the model or an argument is wrong.
         NoDeviceError, DeviceMemoryError: there is no device, or it is too small.
     """
-    _one_of("precision", precision, PRECISIONS)
-    kv = kv or ("fp32" if precision == "high" else "fp16")
-    _one_of("kv", kv, KV_TYPES)
-    if tune is not None:
-        _one_of("tune", tune, TUNE)
-    for feature in disable_features:
-        _one_of("disable_features", feature, FEATURES)
-    if submission_ms is not None and not submission_ms > 0:
-        raise UsageError(f"submission_ms must be above 0, not {submission_ms}")
+    _check_choices(precision, kv, tune, disable_features, submission_ms)
     slots = whole("slots", slots, 1)
     context = None if context is None else whole("context", context, 1)
     kv_bytes = None if kv_bytes is None else whole("kv_bytes", kv_bytes, 1)
     rewind_budget = whole("rewind_budget", rewind_budget, 0)
     ends = None if eos_ids is None else token_ids("eos_ids", eos_ids)
     package = open_model(model, weights, progress, device)
-    try:
-        if verify:
-            package.check(progress)
-        opened = open_device(device, disable_features=disable_features)
-    except BaseException:
-        package.close()
-        raise
+    opened = _open_for(package, device, disable_features, progress, verify=verify)
     return LLM(
         package,
         opened,
         context=context,
         precision=precision,
-        kv_half=kv == "fp16",
+        kv_half=(kv or ("fp32" if precision == "high" else "fp16")) == "fp16",
         slots=slots,
         kv_bytes=kv_bytes,
         rewind_budget=rewind_budget,
@@ -113,6 +91,42 @@ def load(
         fp32_tensors=fp32_tensors,
         eos_ids=ends,
     )
+
+
+def _check_choices(
+    precision: str,
+    kv: str | None,
+    tune: str | None,
+    disable_features: Sequence[str],
+    submission_ms: float | None,
+) -> None:
+    _one_of("precision", precision, PRECISIONS)
+    if kv is not None:
+        _one_of("kv", kv, KV_TYPES)
+    if tune is not None:
+        _one_of("tune", tune, TUNE)
+    for feature in disable_features:
+        _one_of("disable_features", feature, FEATURES)
+    if submission_ms is not None and not submission_ms > 0:
+        raise UsageError(f"submission_ms must be above 0, not {submission_ms}")
+
+
+def _open_for(
+    package: Package,
+    device: str | int | None,
+    disable_features: Sequence[str],
+    progress: Progress | None,
+    *,
+    verify: bool,
+) -> Device:
+    """The device of a package, which is verified first where that is wanted, closed on errors."""
+    try:
+        if verify:
+            package.check(progress)
+        return open_device(device, disable_features=disable_features)
+    except BaseException:
+        package.close()
+        raise
 
 
 def open_model(
