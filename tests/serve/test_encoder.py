@@ -106,6 +106,7 @@ def test_what_is_refused(url: str) -> None:
     chat = httpx.post(f"{url}/v1/chat/completions", json={"model": "bert"})
     assert chat.status_code == 404
     assert httpx.get(f"{url}/v1/models").json()["data"][0]["max_model_len"] == 16
+    assert post(input="a").status_code == 200
     metrics = httpx.get(f"{url}/metrics").text
     assert 'hornito_answers_total{outcome="embedded"}' in metrics
 

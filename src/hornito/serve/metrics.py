@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from hornito.serve.scheduler import Scheduler
@@ -13,6 +16,22 @@ if TYPE_CHECKING:
 
 _FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _EACH = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
+
+
+class _CacheCollector(Collector):
+    """Counts that the prefix cache keeps itself."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def collect(self) -> Iterator[Metric]:
+        """The counts of now."""
+        cache = self._scheduler.cache
+        for name, text, count in (
+            ("lookups", "Prompts that came", cache.lookups),
+            ("hits", "Prompts that started from kept tokens", cache.hits),
+        ):
+            yield CounterMetricFamily(f"hornito_prefix_cache_{name}", text, value=count)
 
 
 class Metrics:
@@ -55,12 +74,7 @@ class Metrics:
         gauge("up", "Whether requests are answered").set_function(
             lambda: float(scheduler.state == "ok")
         )
-        gauge("prefix_cache_lookups", "Prompts that came").set_function(
-            lambda: scheduler.cache.lookups
-        )
-        gauge("prefix_cache_hits", "Prompts that started from kept tokens").set_function(
-            lambda: scheduler.cache.hits
-        )
+        self.registry.register(_CacheCollector(scheduler))
         planned = gauge("device_memory_bytes", "Device memory by purpose", ("purpose",))
         for purpose in ("weights", "kv", "activations", "state", "readback"):
             planned.labels(purpose).set_function(partial(memory, purpose))
