@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -12,15 +13,21 @@ from hornito.api import LLM
 from text_model import write_text_model
 
 
-@pytest.fixture(scope="session")
-def llm(tmp_path_factory: pytest.TempPathFactory, kernels: None) -> Iterator[LLM]:
-    """The tiny model, four slots, fp32 throughout."""
-    pytest.importorskip("llguidance", reason="llguidance is not installed (extra 'structured')")
+@pytest.fixture(scope="package")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The tiny model's file, and a cache of its own."""
     patch = pytest.MonkeyPatch()
     patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    path = write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+    yield write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+    patch.undo()
+
+
+@pytest.fixture(scope="package")
+def llm(text_model: Path, kernels: None) -> Iterator[LLM]:
+    """The tiny model, four slots, fp32 throughout."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed (extra 'structured')")
     with hornito.load(
-        path,
+        text_model,
         device=os.environ.get("HORNITO_DEVICE"),
         slots=4,
         weights="fp32",
@@ -28,4 +35,3 @@ def llm(tmp_path_factory: pytest.TempPathFactory, kernels: None) -> Iterator[LLM
         context=512,
     ) as loaded:
         yield loaded
-    patch.undo()

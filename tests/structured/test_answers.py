@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import hornito
+from faults import lose
 from hornito.api import LLM, Overflow
 from hornito.errors import HornitoError, UsageError
 from hornito.runtime.decode import DecodeRun
@@ -305,3 +309,18 @@ def test_functions_from_python(llm: LLM) -> None:
     assert free.token_ids == llm.chat(messages, max_tokens=5).token_ids
     with pytest.raises(UsageError, match="tools must be a list"):
         llm.chat(messages, tools="weather")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("after", (1, 4, 9, 16))
+def test_an_answer_survives_the_loss_of_its_device(text_model: Path, after: int) -> None:
+    """Lost at any submission (a body, a tail, forced tokens): the text is the same."""
+    form = ResponseFormat("regex", "(one|two) and then [a-d]{6} and at last (yes|no)!")
+    options = {"weights": "fp32", "precision": "high", "context": 256, "recover": True}
+    device = os.environ.get("HORNITO_DEVICE")
+    with hornito.load(text_model, device=device, **options) as llm:  # type: ignore[arg-type]
+        keywords = {"response_format": form, "temperature": 1.0, "seed": 2, "max_tokens": 90}
+        whole = llm.generate("x", **keywords)  # type: ignore[arg-type]
+        lose(llm.engine.device, after=after)
+        again = llm.generate("x", **keywords)  # type: ignore[arg-type]
+        assert again.text == whole.text and re.fullmatch(form.text, again.text)
+        assert again.token_ids == whole.token_ids
