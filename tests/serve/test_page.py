@@ -10,23 +10,13 @@ from pathlib import Path
 import pytest
 
 from chromium import Chromium, find_chromium
-from hornito.serve import app
 from serving import Live, live
 
-PAGE = Path(app.__file__).parent / "page" / "index.html"
+pytestmark = [pytest.mark.gpu, pytest.mark.browser]
 
 ENTER = ("Enter", "Enter", 13)
 ESCAPE = ("Escape", "Escape", 27)
 UP = ("ArrowUp", "ArrowUp", 38)
-
-
-def test_the_page_asks_nobody_else() -> None:
-    """One file, without a source from elsewhere; its own policy forbids any."""
-    text = PAGE.read_text(encoding="utf-8")
-    assert not re.findall(r"""(?:src|href)\s*=\s*["'](?!data:)""", text)
-    assert not re.findall(r"https?://", text)
-    assert "default-src 'none'; connect-src 'self'" in text
-    assert len(text) < 20_000 and "innerHTML" not in text
 
 
 @pytest.fixture(scope="module")
@@ -65,9 +55,6 @@ def answers(page: Chromium) -> list[dict[str, str]]:
     )
     parsed: list[dict[str, str]] = json.loads(found)
     return parsed
-
-
-pytestmark = pytest.mark.gpu
 
 
 def set_field(page: Chromium, name: str, value: str) -> None:
