@@ -107,14 +107,19 @@ def test_errors_before_anything_is_loaded(
     assert main(["serve", "no-such-model", "--port", "0"]) == 2
     assert main(["serve", str(text_model), "--port", "0", "--slots", "17"]) == 2
     assert "up to 16 answers" in capsys.readouterr().err
+    assert main(["serve", str(text_model), "--port", "70000"]) == 2
+    assert "from 0 to 65535" in capsys.readouterr().err
 
 
-def test_an_encoder(tmp_path: Path) -> None:
+def test_an_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A package of tensors that encodes text is served as one."""
     onnx = pytest.importorskip("onnx")
     assert onnx
     from serve_samples import write_encoder
+    from tensor.models import bert_tiny, save
 
+    assert main(["serve", str(save(bert_tiny(), tmp_path)), "--port", "0"]) == 2
+    assert "served as a package" in capsys.readouterr().err
     write_encoder(tmp_path)
     with started(str(tmp_path / "bert.vxm")) as (process, url, lines):
         answer = httpx.post(

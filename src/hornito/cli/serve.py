@@ -75,6 +75,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
     )
     add_sampling(parser)
+    for action in parser._actions:
+        if "--temp" in action.option_strings:
+            action.help = "temperature of requests that give none (default 1) [HORNITO_TEMP]"
     add_prefix(parser)
     add_option(parser, "--tokenizer", help="tokenizer.json of an encoder", metavar="FILE")
     parser.add_argument("--log", action="store_true", help="print a line for each request")
@@ -112,6 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _service(arguments: argparse.Namespace) -> Service:
     from hornito.cache import resolve_model
+    from hornito.importers.onnx_generic.detect import generic_file
     from hornito.package import open_package
     from hornito.tensor.package import is_tensor_package
 
@@ -121,6 +125,12 @@ def _service(arguments: argparse.Namespace) -> Service:
         with open_package(path) as package:
             if is_tensor_package(package):
                 return _encoder(arguments, path, name)
+    elif generic_file(path) is not None:
+        raise UsageError(
+            f"{arguments.model} is a model of tensors. An encoder is served as a package of the "
+            "lengths that its inputs may have (--bucket); the names of its dims are what `hornito "
+            f"compile {arguments.model} --list-dims` prints"
+        )
     if arguments.tokenizer is not None:
         raise UsageError("--tokenizer is for encoders; this model is none")
     return _text_model(arguments, name)

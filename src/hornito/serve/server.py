@@ -112,6 +112,8 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         UsageError: the address is in use, or none of this machine's.
     """
+    if port > 65535:
+        raise UsageError(f"--port must be from 0 to 65535, not {port}")
     made = None
     try:
         family, kind, _, _, address = socket.getaddrinfo(
@@ -120,12 +122,12 @@ def bind(host: str, port: int) -> socket.socket:
         made = socket.socket(family, kind)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         if made is not None:
             made.close()
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else error
         raise UsageError(
-            f"can't listen on {host}:{port}: {reason}; choose another with --host and --port"
+            f"can't listen on {host}:{port}: {error.strerror or error}; choose another with --host "
+            "and --port"
         ) from error
     return made
 
