@@ -91,8 +91,14 @@ def test_inputs_are_those_of_the_reference(
                 ReferenceState(),
                 keep=True,
             )
-            for name, value in kept.of_weight.items():
-                rows.setdefault(name, []).append(values[value])
+            for name, (value, scale, eps) in kept.of_weight.items():
+                x = values[value]
+                if scale:
+                    mean = np.square(x).mean(axis=1, keepdims=True)
+                    x = x / np.sqrt(mean + eps) * weights[scale]
+                rows.setdefault(name, []).append(x)
+        normed = {read.norm for read in kept.of_weight.values()}
+        assert len(normed - {""}) == 6, "a norm before qkv and one before gate and up, each layer"
         for name, parts in rows.items():
             x = np.concatenate(parts)
             found = kept.statistics(name)

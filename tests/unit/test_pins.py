@@ -24,7 +24,7 @@ def graph() -> Graph:
 @pytest.mark.parametrize(
     ("pattern", "nodes"),
     [
-        ("layer0.q", ["layer0.attention.qkv", "layer0.cache"]),
+        ("layer0.q", ["layer0.attention.qkv"]),
         ("layer1.mlp.gate", ["layer1.mlp.gated"]),
         ("layer0.mlp.down", ["layer0.mlp_sum"]),
         ("model.layers.1.self_attn.v_proj.weight", ["layer1.attention.qkv"]),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from hornito.graph.reference import ReferenceState
 from hornito.graph.shapes import S
 from hornito.ops import registry
 from hornito.ops.base import Array
+from hornito.ops.rms_norm import norm
 from hornito.plan.plan import PlanOptions
 from hornito.progress import Progress
 from hornito.quant.formats import Floats, weight_format
@@ -37,8 +38,18 @@ SEQUENCE = 256
 SHORTEST = 16
 """A text's last tokens are left out when they are fewer."""
 
-_MATRIX_OPS = ("linear", "gated_linear", "head")
+_NORMS = {"linear": 4, "gated_linear": 3, "qkv_append": 3, "head": None}
+"""The ops that read a matrix, and which input is the weight of a norm of the value, if any."""
+
 _LARGEST = 1024.0
+
+
+class Read(NamedTuple):
+    """What a matrix reads: a value, normed where `norm` is the weight of a norm."""
+
+    value: str
+    norm: str
+    eps: float
 
 
 def own_text() -> str:
@@ -66,29 +77,29 @@ def sequences(ids: Sequence[int], count: int, bos: int | None) -> list[list[int]
 
 @dataclass(slots=True)
 class Activations:
-    """The rows that went into each value that a matrix reads, in a temporary file.
+    """The rows that matrices read, in a temporary file.
 
     A piece is rows of fp16 numbers and the power of two that they were divided by.
     """
 
     file: IO[bytes]
-    of_weight: dict[str, str] = field(default_factory=dict)
-    pieces: dict[str, list[tuple[int, int, int, float]]] = field(default_factory=dict)
+    of_weight: dict[str, Read] = field(default_factory=dict)
+    pieces: dict[Read, list[tuple[int, int, int, float]]] = field(default_factory=dict)
 
-    def add(self, value: str, rows: Floats) -> None:
-        """Keep rows `[n, K]` of a value."""
+    def add(self, read: Read, rows: Floats) -> None:
+        """Keep rows `[n, K]`."""
         largest = float(np.abs(rows).max(initial=0.0))
         scale = 2.0 ** max(0.0, np.ceil(np.log2(max(largest, 1e-30) / _LARGEST)))
         at = self.file.seek(0, 2)
         self.file.write((rows / np.float32(scale)).astype(np.float16).tobytes())
-        self.pieces.setdefault(value, []).append((at, *rows.shape, scale))
+        self.pieces.setdefault(read, []).append((at, *rows.shape, scale))
 
     def statistics(self, weight: str) -> Statistics | None:
         """Of the inputs of a matrix; None when nothing was kept of them."""
-        value = self.of_weight.get(weight)
-        if value is None or value not in self.pieces:
+        read = self.of_weight.get(weight)
+        if read is None or read not in self.pieces:
             return None
-        rows = np.concatenate([self._read(piece) for piece in self.pieces[value]])
+        rows = np.concatenate([self._read(piece) for piece in self.pieces[read]])
         moments = rows.T @ rows
         moments /= np.float32(len(rows))
         return Statistics(moments, rows.mean(axis=0))
@@ -121,14 +132,15 @@ def calibrate(
     engine = Engine(device, package, graph, options, (), progress, precision="high")
     try:
         kept = Activations(file)
-        wanted = _inputs(graph, kept.of_weight)
+        kept.of_weight = matrix_reads(graph)
+        wanted = list(dict.fromkeys(kept.of_weight.values()))
         reader = _Reader(engine, package)
         progress.start("calibrating", sum(len(run) for run in runs))
         for run in runs:
             with Session(engine) as session:
                 session.prefill(run)
-            for value in wanted:
-                kept.add(value, reader.rows(value, len(run)))
+            for read in wanted:
+                kept.add(read, reader.read(read, len(run)))
             progress.advance(len(run))
         progress.finish()
     finally:
@@ -136,14 +148,16 @@ def calibrate(
     return kept
 
 
-def _inputs(graph: Graph, of_weight: dict[str, str]) -> list[str]:
-    """The values that matrices read, and which weight reads which."""
-    found: dict[str, None] = {}
+def matrix_reads(graph: Graph) -> dict[str, Read]:
+    """What each matrix of a graph reads."""
+    found = {}
     for node in graph:
-        if node.op in _MATRIX_OPS:
-            of_weight[node.inputs[1]] = node.inputs[0]
-            found[node.inputs[0]] = None
-    return list(found)
+        if node.op in _NORMS:
+            slot = _NORMS[node.op]
+            scale = "" if slot is None else node.optional(slot)
+            eps = float(node.attr("eps")) if scale else 0.0
+            found[node.inputs[1]] = Read(node.inputs[0], scale, eps)
+    return found
 
 
 class _Reader:
@@ -159,6 +173,13 @@ class _Reader:
         self._package = package
         self._state = ReferenceState(dtype=np.float32, context=SEQUENCE)
 
+    def read(self, read: Read, count: int) -> Floats:
+        """The first `count` rows of what a matrix reads."""
+        rows = self.rows(read.value, count)
+        if not read.norm:
+            return rows
+        return np.asarray(norm(rows, self._weight(read.norm), read.eps), np.float32)
+
     def rows(self, name: str, count: int) -> Floats:
         """The first `count` rows of a value."""
         if self._graph.values[name].shape[0] != S:
@@ -173,8 +194,11 @@ class _Reader:
     def _operand(self, name: str, count: int) -> Array | None:
         if not name:
             return None
-        weight = self._graph.weights.get(name)
-        if weight is not None:
-            data = np.frombuffer(self._package.tensor(name), np.uint8)
-            return unpack(weight_format(weight.dtype), data, weight.shape)
+        if name in self._graph.weights:
+            return self._weight(name)
         return np.arange(count) if name == "selection" else self.rows(name, count)
+
+    def _weight(self, name: str) -> Floats:
+        weight = self._graph.weights[name]
+        data = np.frombuffer(self._package.tensor(name), np.uint8)
+        return unpack(weight_format(weight.dtype), data, weight.shape)

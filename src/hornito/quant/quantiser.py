@@ -32,6 +32,10 @@ SHIFT_SHARE = 0.1
 takes room. One that is there anyhow always takes it back."""
 
 
+_BIASED = ("linear", "gated_linear", "qkv_append")
+"""Ops whose inputs are a value, a matrix and, where it is not `""`, a bias."""
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What rounding must keep to.
@@ -207,7 +211,7 @@ class Quantiser:
             if node.op == "attention":
                 layer = node.attr("layer")
                 found |= {name: layer for name in seen if name not in found}
-            elif node.op in ("linear", "gated_linear"):
+            elif node.op in _BIASED:
                 seen.append(node.inputs[1])
         return found | {name: layer for name in seen if name not in found}
 
@@ -216,8 +220,7 @@ class Quantiser:
     def _biased(self, name: str) -> Node | None:
         """The one node that reads a matrix, when it may have a bias."""
         readers = self._graph.consumers(name)
-        single = len(readers) == 1 and readers[0].op in ("linear", "gated_linear")
-        return readers[0] if single else None
+        return readers[0] if len(readers) == 1 and readers[0].op in _BIASED else None
 
     def _take_back(self, name: str, node: Node, shift: Floats) -> None:
         """Let the bias behind a matrix take back the mean error of its outputs."""
