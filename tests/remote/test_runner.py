@@ -181,7 +181,7 @@ def test_as_a_process(model: Path, llm: LLM) -> None:
     assert words[:7] == [*first, "END"]
     assert words[7].startswith("ERR ") and words[8] == "END"
     assert words[9:] == [*second, "END", ""]
-    assert done.returncode == 0 and "hornito runner:" in done.stderr
+    assert done.returncode == 0 and "ready: " in done.stderr
     assert "fp32 operands: layer0" in done.stderr and "Traceback" not in done.stderr
 
 
@@ -213,5 +213,5 @@ def test_a_pipe_that_splits_lines_at_odd_places(model: Path, llm: LLM) -> None:
         assert [str(t) for t in remote.turn([9])] == continued(llm, [5, 6, 7, 8, 9])
         assert remote.position == 11
     assert "Welcome to the board 7" in notes
-    assert any("hornito runner:" in note for note in notes)
+    assert any("ready: " in note for note in notes)
     assert os.environ.get("HORNITO_CACHE")

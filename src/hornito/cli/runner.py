@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
         print(
-            f"hornito runner: {arguments.model} on {llm.device_line}, context {llm.context}",
+            f"ready: {arguments.model} on {llm.device_line}, context {llm.context}",
             file=sys.stderr,
             flush=True,
         )
