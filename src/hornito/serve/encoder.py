@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from hornito.errors import DeviceLostError, FormatError, UsageError
 from hornito.importers.onnx_generic.builder import Builder
+from hornito.package import open_package
 from hornito.tensor.buckets import Bucket
 from hornito.tensor.graph import TensorGraph, TensorNode, TensorValue
 from hornito.tensor.model import TensorModels
@@ -98,7 +99,7 @@ class Encoder:
         """Load it.
 
         Args:
-            tokenizer: a tokenizer.json; by default one beside the package, if there is one.
+            tokenizer: a tokenizer.json; by default the package's, if it has one.
             open_one: opens the device, again after it was lost.
 
         Raises:
@@ -222,13 +223,14 @@ def _result(bucket: Bucket) -> str:
     return bucket.graph.outputs[RESULT]
 
 
-def _read_tokenizer(package: Path, given: Path | None) -> Tokenizer | None:
-    path = given or package.parent / "tokenizer.json"
-    if given is None and not path.exists():
-        return None
+def _read_tokenizer(path: Path, given: Path | None) -> Tokenizer | None:
+    with open_package(path) as package:
+        data = package.blob("tokenizer.json") if "tokenizer.json" in package.blobs else None
     try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        if given is not None:
+            data = given.read_bytes()
+        return None if data is None else Tokenizer.from_buffer(data)
     except OSError as error:
-        raise UsageError(f"can't read {path}: {error.strerror}") from error
+        raise UsageError(f"can't read {given}: {error.strerror}") from error
     except Exception as error:  # the library raises bare exceptions
-        raise FormatError(f"{path} is no tokenizer: {error}") from error
+        raise FormatError(f"{given or path}: no tokenizer: {error}") from error

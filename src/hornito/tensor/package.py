@@ -275,13 +275,19 @@ def _write(
         graph,
         facts,
         tensors,
-        {},
+        _tokenizer(source),
         {},
         quant,
         report,
         {"format": "onnx", "file": source.name, "name": source.stem, "licence": None},
         progress,
     )
+
+
+def _tokenizer(source: Path) -> dict[str, bytes]:
+    """The tokenizer beside an encoder's file, so that its package is all that it needs."""
+    path = source.parent / "tokenizer.json"
+    return {path.name: path.read_bytes()} if path.is_file() else {}
 
 
 def _bytes(words: Words) -> Any:
