@@ -109,23 +109,21 @@ def quantise_matrix(
     if moments is not None and fmt.number != 2:  # at 8 bits there is little to make up for
         plan = sweep(moments, outliers, DAMPING)
     job = _Job(fmt, data, importance, outliers, plan)
-    parts: list[list[Bytes]] = []
+    stored = np.zeros(fmt.nbytes(data.shape), np.uint8)
+    bases = np.cumsum([0, *fmt.plane_sizes(data.shape)]).tolist()
+    tasks = _row_runs(data.shape)
     with ThreadPoolExecutor(THREADS) as pool:
-        tasks = _row_runs(data.shape)
         for (start, stop), planes in zip(
             tasks, pool.map(partial(_round_rows, job), tasks), strict=True
         ):
-            parts.append(planes)
+            for base, plane in zip(bases, planes, strict=False):
+                row = plane.size // (stop - start)
+                stored[base + start * row : base + stop * row] = plane.reshape(-1)
             if advance is not None:
                 advance(stop - start)
-    planes = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
     if fmt.outliers:
-        planes.append(outliers.astype("<u4").view(np.uint8))
-    stored = np.zeros(fmt.nbytes(data.shape), np.uint8)
-    at = 0
-    for plane, size in zip(planes, fmt.plane_sizes(data.shape), strict=True):
-        stored[at : at + plane.size] = plane.reshape(-1)
-        at += size
+        columns = outliers.astype("<u4").view(np.uint8)
+        stored[bases[-2] :][: columns.size] = columns
     return _measured(job, stored, statistics, shift_from)
 
 
