@@ -114,6 +114,21 @@ def test_every_variant_is_proved_and_the_verdict_kept(fresh: Device, compiled: C
     assert len(kept.verdicts) == len(units(engine.plan))
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+def test_the_kernels_of_gpus_prove_themselves(
+    fresh: Device, compiled: Compiled, slots: int
+) -> None:
+    """Those that a discrete GPU would take and that this driver can run, caches in fp16."""
+    fresh.caps = replace(fresh.caps, device_kind="discrete")
+    package = compiled("llama-tiny", "fp16")
+    small: dict[str, Any] = {**ONE_CHUNK, "slots": slots, "kv_half": True}
+    with open_engine(fresh, package, policy=THOROUGH, **small) as engine:
+        assert {v.verdict for v in engine.trust.verdicts.values()} == {GOOD}
+        stems = {v.kernel.partition(".")[0] for v in engine.trust.verdicts.values()}
+        assert {"linear/gemv", "attention/flash"} <= stems
+        check_answer(engine)
+
+
 def test_cached_verdicts_are_not_tested_again(
     fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,7 +266,13 @@ def _kernels(engine: Engine, progress: Progress) -> tuple[KernelReport, ...]:
     verdicts = engine.trust.verdicts
     rows = [_row(verdict, None, None) for verdict in verdicts.values() if verdict.verdict != GOOD]
     found = [unit for unit in units(engine.plan) if unit.title in verdicts]
-    stand = Stand(engine.device, engine.plan, engine.pipelines, engine.weight_address)
+    stand = Stand(
+        engine.device,
+        engine.plan,
+        engine.pipelines,
+        engine.weight_address,
+        engine.options.slots,
+    )
     timed = bool(engine.device.caps.timestamp_bits)
     progress.start("timing kernels", len(found))
     try:

@@ -61,6 +61,7 @@ class Stand:
     Args:
         plan: which buffers are values, and the KV kinds.
         weight_address: the device address of a weight by name.
+        slots: sequences that have block tables.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Stand:
         plan: Plan,
         pipelines: Pipelines,
         weight_address: Callable[[str], int],
+        slots: int,
     ) -> None:
         self.device = device
+        self.slots = slots
         self.plan = plan
         self.pipelines = pipelines
         self._weight_address = weight_address
@@ -125,14 +128,15 @@ class Stand:
     def _kv_bytes(self, unit: Unit, layer: int) -> int:
         last = max(position for _, position in self._rows(unit, self._live(unit, DATA[0])))
         blocks = last // BLOCK_POSITIONS + 1
-        slots = 1 if unit.kind == "chunk" else unit.rows
+        slots = 1 if unit.kind == "chunk" else self._live(unit, DATA[0])
         return slots * blocks * self._block_bytes(layer)
 
     def _live(self, unit: Unit, data: str) -> int:
         """Rows that are live: all that the context has room for, or up to inside a tile."""
-        rows = unit.rows
+        most = self.slots
         if unit.kind == "chunk":
-            rows = min(rows, self.plan.table_blocks * BLOCK_POSITIONS)
+            most = self.plan.table_blocks * BLOCK_POSITIONS
+        rows = min(unit.rows, most)
         return rows if data != "edge rows" else max(1, rows - rows // 4 - 1)
 
     def _rows(self, unit: Unit, live: int) -> list[tuple[int, int]]:
@@ -256,7 +260,7 @@ class Stand:
                 continue
             layer = int(name[3:])
             kind, _ = self._kind_of(layer)
-            per_slot = size // (1 if unit.kind == "chunk" else unit.rows)
+            per_slot = size // (1 if unit.kind == "chunk" else self._live(unit, DATA[0]))
             used = per_slot // self._block_bytes(layer)
             for slot in range(min(slots, size // per_slot)):
                 first = address + offset + slot * per_slot

@@ -165,7 +165,13 @@ def _prove(
 
 
 def _stand(engine: Engine) -> Stand:
-    return Stand(engine.device, engine.plan, engine.pipelines, engine.weight_address)
+    return Stand(
+        engine.device,
+        engine.plan,
+        engine.pipelines,
+        engine.weight_address,
+        engine.options.slots,
+    )
 
 
 def _replan(engine: Engine, choices: Choices, progress: Progress) -> None:
