@@ -86,12 +86,15 @@ class ToolUse:
         Raises:
             UsageError: it is none, or one that can't stand beside calls.
         """
-        from hornito.structured.tool_grammar import calls_form
+        from hornito.structured.tool_grammar import calls_form, strict_form
 
         answer = ResponseFormat.of(response_format)
-        if not self.tools or (self.choice == "auto" and answer is None):
+        if not self.tools:
             return answer
         style, tools = tool_style(template.source), self.tools
+        if self.choice == "auto" and answer is None:
+            strict = any(tool["function"].get("strict") for tool in tools)
+            return strict_form(style, tools, parallel=self.parallel) if strict else None
         if self.choice == "auto" and answer is not None:
             if answer.kind != "json_schema":
                 raise UsageError(

@@ -143,6 +143,9 @@ def test_calls_if_the_model_wants_them(client: Any) -> None:
     none = chat(client, tools=TOOLS, tool_choice="none", max_tokens=12, temperature=0)
     assert none.choices[0].message.content == bare.choices[0].message.content
     assert none.usage.prompt_tokens == bare.usage.prompt_tokens < free.usage.prompt_tokens
+    function = {**TOOLS[0]["function"], "strict": True}
+    strict = chat(client, tools=[{"type": "function", "function": function}], max_tokens=12)
+    assert strict.choices[0].message.content and not strict.choices[0].message.tool_calls
     both = chat(client, tools=TOOLS, response_format=COLOUR).choices[0]
     assert both.message.tool_calls or json.loads(both.message.content)
 

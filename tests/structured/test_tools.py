@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hornito.errors import UsageError
+from hornito.errors import HornitoError, UsageError
 from hornito.structured.formats import ResponseFormat, json_schema
 from hornito.text.template import ChatTemplate
 from hornito.text.tool_calls import parse_tool_calls
@@ -172,6 +172,8 @@ def test_a_written_call_is_read_again(style: str) -> None:
         ([BARE, {"type": "function", "function": {"name": "a b"}}], r"tools\[1\]\.function\.name"),
         ([{"type": "function", "function": {"name": "f", "parameters": 3}}], "a JSON schema"),
         ([BARE, BARE], "'stop' twice"),
+        ([{**BARE, "cache": 1}], "has a field 'cache'"),
+        ([{"type": "function", "function": {"name": "f", "strict": 1.5}}], "strict must be"),
     ),
 )
 def test_wrong_tools(tools: Any, said: str) -> None:
@@ -260,6 +262,63 @@ def test_names_that_python_lacks() -> None:
         assert all(call.name == "odd" for call in parse_tool_calls(text, "gemma", [tool])[1])
 
 
+STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+
+#: In each style: a call of a strict function, of another, and what can't be in the strict one.
+SPELLED = {
+    "hermes": (
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
+        '<tool_call>{"name": "stop", "arguments": {"any": [1]}}</tool_call>',
+        '<tool_call>\n{"name": "get_weather", "arguments": {"city": 7',
+    ),
+    "llama": (
+        '{"name": "get_weather", "parameters": {"city": "Oslo", "days": 3}}',
+        '{"name": "stop", "parameters": {"any": [1]}}',
+        '{"name": "get_weather", "parameters": {"city": 7',
+    ),
+    "gemma": (
+        '```tool_code\nget_weather(city="Oslo", days=3)\n```',
+        '```tool_code\nstop(**{"any": [1]})\n```',
+        "```tool_code\nget_weather(city=7",
+    ),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_strict_functions_are_called_rightly(style: str) -> None:
+    """Text is free, calls are not; what is right is taken as a whole, and read again."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed (extra 'structured')")
+    from hornito.structured.grammar import Grammars
+    from hornito.structured.tool_grammar import strict_form
+    from structured.test_grammar import VOCABULARY, byte_tokenizer
+
+    tokenizer = byte_tokenizer()
+    grammars = Grammars(tokenizer, VOCABULARY, [2, 0])
+    right, other, wrong = SPELLED[style]
+
+    def taken(text: str, parallel: bool = True) -> bool:
+        state = grammars.start(strict_form(style, [STRICT, BARE], parallel=parallel))
+        try:
+            for token in [*tokenizer.encode(text), 2]:
+                state.accept(token)
+        except HornitoError:
+            return False
+        return state.complete
+
+    assert taken("") and taken("It is {sunny} <b>\nthere.")
+    for call in (right, other):
+        assert taken(call)
+        said, calls = parse_tool_calls(call, style, [STRICT, BARE])
+        assert said == "" and len(calls) == 1
+    assert not taken(wrong) and not taken(f"{wrong}}}")
+    two = f"{right}; {other}" if style == "llama" else f"{right}{other}"
+    assert taken(right, parallel=False) and taken(two)
+    if style == "llama":
+        assert not taken(two, parallel=False)
+    else:
+        assert taken(f"Well. {right}{other} Done.") and not taken(f"Well. {wrong}")
+
+
 def test_an_answer_of_a_schema_beside_calls() -> None:
     answer = json_schema({"enum": [{"done": True}]})
     kinds = set()
@@ -281,6 +340,8 @@ def test_forms_of_choices() -> None:
     assert both is not None and "start: calls | %json" in both.text
     with pytest.raises(UsageError, match="leaves no room for calls"):
         ToolUse.of(TOOLS).form(qwen, ResponseFormat("regex", "a"))
+    strict = ToolUse.of([STRICT, BARE]).form(qwen)
+    assert strict is not None and "trigger[lazy]" in strict.text
     every = ToolUse.of(TOOLS, "required").form(qwen)
     one = ToolUse.of(TOOLS, {"type": "function", "function": {"name": "now"}}).form(qwen)
     assert every is not None and one is not None

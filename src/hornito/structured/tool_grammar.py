@@ -1,4 +1,4 @@
-"""Grammars of replies that call functions, for `tool_choice` required and named."""
+"""Grammars of replies that call functions: where calls must come, or must be right."""
 
 from __future__ import annotations
 
@@ -41,6 +41,57 @@ def calls_form(
     return ResponseFormat("grammar", "\n".join(lines) + "\n")
 
 
+def strict_form(
+    style: str, tools: Sequence[Mapping[str, Any]], *, parallel: bool = True
+) -> ResponseFormat:
+    """The form of a reply that may call functions, and calls the `strict` ones rightly.
+
+    Text is free until a call begins; from there on the reply is a call of one of the functions. Of
+    those that are not strict any JSON object is taken as the arguments.
+
+    Args:
+        style, tools, parallel: as for `calls_form`.
+    """
+    rules = [
+        f"call_{place}: {_call(style, tool['function'] if _strict(tool) else _loose(tool))}"
+        for place, tool in enumerate(tools)
+    ]
+    one = " | ".join(f"call_{place}" for place in range(len(tools)))
+    again = "*" if parallel else "?"
+    line, fence = _text("\n"), _text(FENCE_END)
+    head = {
+        "hermes": [
+            f"start: part{again} TEXT",
+            f"part: trigger SPACE one SPACE {_text(CLOSE)}",
+            f"trigger[lazy]: TEXT {_text(OPEN)}",
+        ],
+        "llama": [
+            "start: one " + (f"({_text('; ')} one)*" if parallel else "") + " | OTHER |",
+            r"OTHER: /[^{](.|\n)*/",
+        ],
+        "gemma": [
+            f"start: part{again} TEXT",
+            f"part: trigger {line} one {f'({line} one)*' if parallel else ''} {line} {fence}",
+            f"trigger[lazy]: TEXT {_text(FENCE)}",
+        ],
+    }[style]
+    shared = [r"TEXT: /(.|\n)*/", r"SPACE: /[ \n]{0,2}/", f"one: {one}"]
+    return ResponseFormat("grammar", "\n".join([*head, *shared, *rules]) + "\n")
+
+
+def _strict(tool: Mapping[str, Any]) -> bool:
+    return tool["function"].get("strict") is True
+
+
+def _loose(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The function with any arguments."""
+    function = tool["function"]
+    return {
+        "name": function["name"],
+        "parameters": {"type": "object", "additionalProperties": True},
+    }
+
+
 def _call(style: str, function: Mapping[str, Any]) -> str:
     schema = dict(function.get("parameters") or {})
     schema.setdefault("type", "object")
@@ -62,7 +113,7 @@ def _python_arguments(schema: Mapping[str, Any]) -> str:
     """
     properties = schema["properties"]
     plain = all(name.isidentifier() for name in properties)
-    if not plain or not isinstance(schema.get("additionalProperties", False), bool):
+    if not plain or schema.get("additionalProperties"):
         return f"{_text('**')} {inline_schema(dict(schema))}"
     required = [name for name in properties if name in schema.get("required", ())]
     optional = [name for name in properties if name not in required]

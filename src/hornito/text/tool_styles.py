@@ -21,6 +21,7 @@ STYLES = ("hermes", "llama", "gemma")
 CHOICES = ("auto", "none", "required")
 
 _TOOLS_VARIABLE = re.compile(r"\{[%{][^}]*\btools\b")
+_FUNCTION = {"name", "description", "parameters", "strict"}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _HERMES = """\
@@ -90,8 +91,16 @@ def check_tools(tools: object) -> list[dict[str, Any]]:
                 f"tools[{place}].function.name must be up to 64 letters, digits, _ and -, not "
                 f"{name!r:.80}"
             )
-        if not isinstance(function.get("parameters", {}), Mapping):
+        if not isinstance(function.get("parameters") or {}, Mapping):
             raise UsageError(f"tools[{place}].function.parameters must be a JSON schema")
+        if function.get("strict") not in (None, True, False):
+            raise UsageError(f"tools[{place}].function.strict must be true or false")
+        unknown = sorted({*tool} - {"type", "function"}) + sorted({*function} - _FUNCTION)
+        if unknown:
+            raise UsageError(
+                f"tools[{place}] has a field '{unknown[0]}'; known are those of a function: "
+                f"{', '.join(sorted(_FUNCTION))}"
+            )
         found.append({**tool, "function": dict(function)})
     names = [tool["function"]["name"] for tool in found]
     if len(set(names)) < len(names):
