@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hornito.errors import UsageError
+from hornito.errors import HornitoError, UsageError
 from hornito.graph.graph import Graph
 from hornito.graph.reference import ReferenceState
 from hornito.graph.shapes import S
@@ -87,8 +87,18 @@ class Activations:
     pieces: dict[Read, list[tuple[int, int, int, float]]] = field(default_factory=dict)
 
     def add(self, read: Read, rows: Floats) -> None:
-        """Keep rows `[n, K]`."""
+        """Keep rows `[n, K]`.
+
+        Raises:
+            HornitoError: they hold a NaN or an infinity.
+        """
         largest = float(np.abs(rows).max(initial=0.0))
+        if not np.isfinite(largest):
+            raise HornitoError(
+                f"the value {read.value} is not finite over the calibration text: the weights are "
+                "damaged, or the text leads the model astray; --quant-samples 0 (samples=0) rounds "
+                "by the weights alone"
+            )
         scale = 2.0 ** max(0.0, np.ceil(np.log2(max(largest, 1e-30) / _LARGEST)))
         at = self.file.seek(0, 2)
         self.file.write((rows / np.float32(scale)).astype(np.float16).tobytes())
