@@ -84,12 +84,15 @@ def test_sigterm_lets_answers_finish(text_model: Path, tmp_path: Path) -> None:
 
 
 def test_ctrl_c(text_model: Path) -> None:
-    with started(str(text_model), "--host", "0.0.0.0", "--queue", "2") as (process, url, lines):
+    arguments = [str(text_model), "--host", "0.0.0.0", "--queue", "2", "--log"]
+    with started(*arguments) as (process, url, lines):
         port = url.rpartition(":")[2]
         httpx.get(f"http://127.0.0.1:{port}/health", timeout=60).raise_for_status()
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
+        assert process.stdout is not None and process.stdout.read() == ""
     assert any("--api-key KEY" in line for line in lines)
+    assert any("GET /health" in line for line in lines)
     assert "Traceback" not in "".join(lines)
 
 

@@ -324,8 +324,18 @@ class Rounds:
                     job.error = _hornito_error(error)
             if job.error is not None or _answer(job).ended():
                 self._changed = True
+        if records is None and not self._changed:
+            self._end_all()
         if (self._changed and not run.ahead and not run.arrived) or records is None:
             self._stop_run()
+
+    def _end_all(self) -> None:
+        """The device has no step left for any row of the run: limits, or the context's end."""
+        for job in self._rows:
+            answer = _answer(job)
+            if not answer.ended() and not job.group.cancelled:
+                answer.end("length")
+                self._say_end(job)
 
     def _note_speed(self, steps: int) -> None:
         """Measure a step, by the time since the steps before came."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ipaddress
 import signal
 import socket
@@ -10,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import Any
 
 import uvicorn
+import uvicorn.config
 
 from hornito.errors import UsageError
 from hornito.serve.app import Service, make_app
@@ -74,6 +77,7 @@ class Server:
             uvicorn.Config(
                 app,
                 lifespan="off",
+                log_config=_log_config(),
                 log_level="info" if address.log else "warning",
                 access_log=address.log,
                 timeout_graceful_shutdown=address.drain_seconds,
@@ -104,6 +108,13 @@ class Server:
     def stop(self) -> None:
         """Take no more connections, and end when what runs is done; from any thread."""
         self._server.should_exit = True
+
+
+def _log_config() -> dict[str, Any]:
+    """uvicorn's own, with all of it on stderr."""
+    config: dict[str, Any] = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+    config["handlers"]["access"]["stream"] = "ext://sys.stderr"
+    return config
 
 
 def bind(host: str, port: int) -> socket.socket:

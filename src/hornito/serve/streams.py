@@ -42,7 +42,8 @@ class Answers:
         self._watch = asyncio.create_task(self._watch_client(request))
 
     def _deliver(self, index: int, event: Event) -> None:
-        self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._events.put_nowait, (index, event))
 
     async def _watch_client(self, request: Request) -> None:
         while (await request.receive())["type"] != "http.disconnect":
