@@ -18,7 +18,7 @@ from hornito.ops import kernels as kernel_files
 from hornito.plan import recording as recording_module
 from hornito.plan import records as records_module
 from hornito.plan.records import GOOD, UNSTABLE, WRONG, DeviceRecords, Verdict
-from hornito.plan.selftest import RUNS, UNPROVEN, difference
+from hornito.plan.selftest import RUNS, UNPROVEN, _firsts_first, difference
 from hornito.plan.units import units
 from hornito.progress import NullProgress
 from hornito.runtime.engine import Engine
@@ -146,6 +146,19 @@ def test_cached_verdicts_are_not_tested_again(
     monkeypatch.setattr(Stand, "results", refuse)
     with open_engine(fresh, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
         assert engine.trust == first
+
+
+def test_one_shape_of_every_kernel_comes_first(fresh: Device, compiled: Compiled) -> None:
+    with open_engine(fresh, compiled("llama-tiny"), context=256) as engine:
+        found = units(engine.plan)
+        ordered = _firsts_first(found)
+        kernels = {unit.kernel for unit in found}
+        assert {unit.kernel for unit in ordered[: len(kernels)]} == kernels
+        assert sorted(map(id, ordered)) == sorted(map(id, found))
+        for first in ordered[: len(kernels)]:
+            assert first.rows == min(u.rows for u in found if u.kernel == first.kernel)
+        rest = [unit.rows for unit in ordered[len(kernels) :] if unit.kind == "chunk"]
+        assert rest == sorted(rest, reverse=True)  # large ones next
 
 
 def test_d1_a_wrong_variant_is_dropped(

@@ -129,7 +129,7 @@ class SelfTest:
         again: bool = False,
         tell: Callable[[int, int], object] | None = None,
     ) -> Trust:
-        """Test what has no verdict yet, the first shape of every kernel before the second of any.
+        """Test what has no verdict yet, one shape of every kernel before the second of any.
 
         A kernel that fails at one shape is used at none. What earlier calls found is in the result.
 
@@ -283,13 +283,12 @@ def difference(got: bytes, want: bytes, *, half: bool = False) -> float:
 
 
 def _firsts_first(found: Sequence[Unit]) -> list[Unit]:
-    seen: set[str] = set()
-    firsts: list[Unit] = []
-    rest: list[Unit] = []
-    for unit in found:
-        (rest if unit.kernel in seen else firsts).append(unit)
-        seen.add(unit.kernel)
-    return firsts + rest
+    """The smallest shape of every kernel, so that each is soon known; then all others."""
+    least: dict[str, Unit] = {}
+    for unit in sorted(found, key=lambda unit: unit.rows):
+        least.setdefault(unit.kernel, unit)
+    firsts = list(least.values())
+    return firsts + [unit for unit in found if all(unit is not first for first in firsts)]
 
 
 def _compared(unit: Unit, twin: Sequence[Dispatch]) -> list[str]:
