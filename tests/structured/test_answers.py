@@ -324,3 +324,32 @@ def test_an_answer_survives_the_loss_of_its_device(text_model: Path, after: int)
         again = llm.generate("x", **keywords)  # type: ignore[arg-type]
         assert again.text == whole.text and re.fullmatch(form.text, again.text)
         assert again.token_ids == whole.token_ids
+
+
+def test_forced_tokens_find_room_among_kept_prefixes(text_model: Path) -> None:
+    """With pools full of earlier requests a long forced text makes them give way."""
+    options = {"weights": "fp32", "precision": "high", "context": 256, "slots": 1}
+    text = "(a|b)" + "the same words again and again, " * 6 + "(c|d)"
+    with hornito.load(text_model, device=os.environ.get("HORNITO_DEVICE"), **options) as llm:  # type: ignore[arg-type]
+        queue = Queue(16)
+        rounds = Rounds(llm, queue, PrefixCache(llm.engine), NoWatch())
+        heard: list[Event] = []
+        params = SamplingParams(temperature=1.0, seed=9)
+        for ids in [[i] * 100 for i in range(5, 25)]:
+            group = Group(lambda _, event: None, 0)
+            group.jobs.append(Job(group, 0, Work(ids, params, 4)))
+            queue.add(group.jobs)
+            while not rounds.idle:
+                rounds.round()
+        pool = llm.engine.pools[0]
+        kept = len(rounds.cache)
+        assert kept > 2 and pool.count - pool.used < 4  # what a step needs is there, no more
+        group = Group(lambda _, event: heard.append(event), 0)
+        work = Work([30], params, 240, form=ResponseFormat("regex", text))
+        group.jobs.append(Job(group, 0, work))
+        queue.add(group.jobs)
+        while not rounds.idle:
+            rounds.round()
+        found = "".join(e.text for e in heard if isinstance(e, Chunk))
+        assert re.fullmatch(text, found), heard[-1]
+        rounds.close()
