@@ -114,6 +114,16 @@ def test_errors_before_anything_is_loaded(
     assert "from 0 to 65535" in capsys.readouterr().err
 
 
+def test_without_the_extra(
+    text_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "hornito.serve.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert main(["serve", str(text_model)]) == 2
+    shown = capsys.readouterr().err
+    assert "uvicorn is missing" in shown and "pip install 'hornito[serve]'" in shown
+
+
 def test_an_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A package of tensors that encodes text is served as one."""
     onnx = pytest.importorskip("onnx")
