@@ -210,6 +210,23 @@ def test_device_loss_is_final_and_the_process_goes_on(shader: Any, device: Devic
         assert again.download(buffer, 4, 4) == b"4567"
 
 
+def test_a_timer_of_a_lost_device(device: Device, affine: Any) -> None:
+    timer = device.time_submissions()
+    if timer is None:
+        pytest.skip(f"{device.info.name} has no timestamps")
+    recorder = device.command_buffer("timed")
+    recorder.dispatch(affine.pipeline, affine.push, affine.groups)
+    recorder.end()
+    device.wait(device.submit([recorder]))
+    measured = timer.seconds()
+    lose(device)
+    with pytest.raises(DeviceLostError):
+        device.submit([recorder])
+    assert timer.seconds() == measured > 0
+    device.close()
+    assert timer.seconds() == measured
+
+
 def test_device_loss_while_waiting(device: Device, affine: Any) -> None:
     recorder = device.command_buffer("then lost")
     recorder.dispatch(affine.pipeline, affine.push, affine.groups)

@@ -461,6 +461,11 @@ class Device:
         return self._lost
 
     @property
+    def usable(self) -> bool:
+        """Whether it is open and was not lost."""
+        return not self._closed and not self._lost
+
+    @property
     def validating(self) -> bool:
         """Whether the validation layer is on."""
         return self._instance.validate

@@ -48,9 +48,13 @@ class SubmissionTimer:
                 self._collect(self._device.completed())
 
     def seconds(self) -> float:
-        """GPU time of every submission since the timer was made; waits for the last one."""
+        """GPU time of every submission since the timer was made; waits for the last one.
+
+        Of a device that was lost or closed, what was read until then.
+        """
         with self._lock:
-            self._collect(None)
+            if self._device.usable:
+                self._collect(None)
             return self._nanoseconds / 1e9
 
     def _stamp(self) -> Recorder:
