@@ -78,6 +78,19 @@ def test_every_unsupported_node_is_named() -> None:
     assert "there are: " in str(caught.value)
 
 
+def test_a_loop_is_named() -> None:
+    body = helper.make_graph(
+        [helper.make_node("Add", ["v", "v"], ["w"]), helper.make_node("Identity", ["c"], ["d"])],
+        "body",
+        [helper.make_tensor_value_info(n, t, []) for n, t in (("i", 7), ("c", 9), ("v", FLOAT))],
+        [helper.make_tensor_value_info(n, t, []) for n, t in (("d", 9), ("w", FLOAT))],
+    )
+    loop = helper.make_node("Loop", ["times", "", "x"], ["out"], name="again", body=body)
+    proto = model([loop], {"x": (FLOAT, [])}, {"times": np.asarray(3)})
+    with pytest.raises(UnsupportedNodesError, match=r"again \(Loop\): no kernel for Loop"):
+        build(proto)
+
+
 def test_an_operand_of_another_type_is_refused() -> None:
     nodes = [helper.make_node("Add", ["x", "y"], ["out"], name="sum")]
     proto = model(nodes, {"x": (FLOAT, [3]), "y": (INT64, [3])})
@@ -99,6 +112,37 @@ def test_a_shape_that_depends_on_numbers_needs_them() -> None:
     graph = build(proto, values={"shape": np.asarray([2, -1])})
     assert graph.inputs == ["x"]
     assert graph.values[graph.outputs["out"]].shape == (2, 3)
+
+
+HUGE = np.asarray([1 << 40], np.int64)
+SIZES: dict[str, tuple[str, dict[str, Any]]] = {
+    "Expand": ("x", {"n": HUGE}),
+    "Expand of a constant": ("c", {"c": np.ones(1, np.float32), "n": HUGE}),
+    "Tile": ("x", {"n": HUGE}),
+    "Pad": ("x", {"n": np.asarray([0, 1 << 40], np.int64)}),
+    "ConstantOfShape": ("", {"n": HUGE}),
+    "Range": ("zero", {"zero": HUGE[0] * 0, "n": HUGE[0], "one": HUGE[0] * 0 + 1}),
+}
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_a_size_beyond_any_device_is_refused_before_it_takes_memory(case: str) -> None:
+    first, constants = SIZES[case]
+    names = [name for name in (first, "n", *list(constants)[2:]) if name]
+    nodes = [
+        helper.make_node(case.split()[0], names, ["much"], name="big"),
+        helper.make_node("Size", ["much"], ["size"]),
+        helper.make_node("Cast", ["size"], ["count"], to=FLOAT),
+        helper.make_node("Add", ["x", "count"], ["out"]),
+    ]
+    with pytest.raises(UnsupportedNodesError, match=r"big \(\w+\): .*too large: 1099511627"):
+        build(model(nodes, {"x": (FLOAT, [1])}, constants))
+
+
+def test_nothing_joined_to_nothing_is_nothing() -> None:
+    nodes = [helper.make_node("Concat", ["x", "x"], ["out"], axis=0)]
+    graph = build(model(nodes, {"x": (FLOAT, [0, 3])}))
+    assert graph.values[graph.outputs["out"]].shape == (0, 3)
 
 
 def test_a_constant_beyond_32_bits_is_refused() -> None:

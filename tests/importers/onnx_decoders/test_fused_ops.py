@@ -13,6 +13,7 @@ pytest.importorskip("onnxruntime")
 
 from hornito.errors import UnsupportedError
 from hornito.importers import open_source
+from hornito.importers.onnx.match.attention import nice_scale
 from onnx_decoder import (
     DIM,
     HEADS,
@@ -86,6 +87,16 @@ def test_group_query_attention_with_window_cap_and_scale(tmp_path: Path) -> None
     gqa(d, local_window_size=5, softcap=2.0, scale=0.5)
     attrs = attention_of(compare(d, tmp_path))
     assert (attrs["window"], attrs["softcap"], attrs["scale"]) == (5, 2.0, 0.5)
+
+
+def test_a_scale_is_only_taken_for_another_within_the_noise_of_its_type() -> None:
+    for dim in (16, 64, 80, 128, 256):
+        exact = dim**-0.5
+        half, root = np.float16(exact), np.float16(exact**0.5)
+        for noisy in (np.float32(exact), np.float32(exact**0.5) ** 2, half, float(root) ** 2):
+            assert nice_scale(float(noisy), dim) == exact
+        assert nice_scale(exact * 1.001, dim) == exact * 1.001
+        assert nice_scale(exact * 0.9995, dim) == exact * 0.9995
 
 
 def test_rotary_embedding_turns_a_part_of_each_head(tmp_path: Path) -> None:

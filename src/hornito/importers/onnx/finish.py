@@ -15,7 +15,8 @@ from hornito.importers.onnx.coverage import Coverage, coverage, live_nodes, prob
 from hornito.importers.onnx.dag import Dag, Raised
 from hornito.importers.onnx.lift import Lift
 from hornito.importers.onnx.naming import Names, name_all
-from hornito.importers.onnx.values import Capped, Keys, Opaque, Rows
+from hornito.importers.onnx.roles import cache_place
+from hornito.importers.onnx.values import Capped, Keys, Opaque, Past, Rows
 from hornito.importers.source import SourceNode
 from hornito.ops.gated_activation import ACTIVATIONS
 from hornito.support import Problem, UnsupportedNodesError
@@ -173,13 +174,36 @@ def _check_presents(cx: Lift, logits: str) -> None:
     """The model must give back what attention read: its past and the new keys and values."""
     for name in cx.model.outputs:
         value = cx.env.get(name)
-        if name == logits or isinstance(value, Keys):
+        if name == logits:
+            continue
+        if isinstance(value, Keys):
+            _check_present(cx, name, value)
             continue
         if cx.past == 0 and isinstance(value, Rows):
             continue
         raise UnsupportedError(
             f"{cx.model.path}: output {name} is neither logits nor a layer's cached keys or values"
         )
+
+
+def _check_present(cx: Lift, name: str, value: Keys) -> None:
+    """The next call reads an output as the past of its own layer, as it is."""
+    if value.layer not in cx.roles.layers:
+        return
+    source = cx.roles.layers[value.layer][value.part]
+    where = f"{cx.model.path}: output {name}, made by {cx.nodes[cx.makers[name]].name},"
+    given, taken = cache_place(name), cache_place(source)
+    if given is not None and given != taken:
+        raise UnsupportedError(
+            f"{where} is what {source} and the new rows make: the next call would read it as the "
+            f"past {given[1]} of layer {given[0]}"
+        )
+    past = cx.env[source]
+    same = (
+        isinstance(past, Past) and past.axis == value.axis and np.array_equal(past.cols, value.cols)
+    )
+    if value.factor != 1.0 or not same:
+        raise UnsupportedError(f"{where} is scaled, or laid out otherwise than its past {source}")
 
 
 def _cover_presents(cx: Lift, live: dict[str, Raised]) -> None:

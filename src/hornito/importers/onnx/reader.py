@@ -29,6 +29,7 @@ class Branch:
     nodes: tuple[OpNode, ...]
     constants: Mapping[str, Const]
     outputs: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +219,8 @@ class _Parser:
             constants = self.initialisers(graph)
             apart = f"{source}/{attribute.name}/" if self.branches_apart else ""
             nodes = self.nodes(graph.node, depth + 1, "" if apart else source, apart)
-            return Branch(tuple(nodes), constants, tuple(o.name for o in graph.output))
+            inputs, outputs = (tuple(v.name for v in side) for side in (graph.input, graph.output))
+            return Branch(tuple(nodes), constants, outputs, inputs)
         if attribute.type == kinds.FLOAT:
             return float(attribute.f)
         if attribute.type == kinds.INT:
@@ -320,7 +322,7 @@ def free_names(node: OpNode) -> set[str]:
     names = {name for name in node.inputs if name}
     for value in node.attrs.values():
         if isinstance(value, Branch):
-            made = set(value.constants)
+            made = {*value.constants, *value.inputs}
             for inner in value.nodes:
                 names |= free_names(inner) - made
                 made |= set(inner.outputs)

@@ -41,6 +41,12 @@ class Roles:
     others: list[str] = field(default_factory=list)
 
 
+def cache_place(name: str) -> tuple[int, str] | None:
+    """Layer and part (`key` or `value`) that the name of a cache's input or output says, if any."""
+    numbers, parts = re.findall(r"\d+", name), re.findall(r"key|value", name.lower())
+    return (int(numbers[-1]), parts[-1]) if numbers and parts else None
+
+
 def find_roles(model: Model, *, allow_no_past: bool = False) -> Roles:
     """The roles of a model's inputs.
 

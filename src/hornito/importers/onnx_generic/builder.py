@@ -18,6 +18,7 @@ from hornito.importers.onnx_generic.numbers import FOLDED, FOLDED_REDUCTIONS
 from hornito.tensor.graph import (
     DTYPES,
     FLOATS,
+    MAX_ELEMENTS,
     MAX_RANK,
     Array,
     Attr,
@@ -32,6 +33,12 @@ from hornito.tensor.kernels import broadcast_strides, strides_of
 
 MAX_FOLDED = 1 << 22
 """Elements of a constant that is computed with on the host."""
+MAX_CONSTANT = 1 << 28
+"""Elements of a constant that is made on the host: a file may ask for any size in a few bytes."""
+
+
+MAX_AXIS = 1 << 24
+"""Elements of an axis that is copied by a list of indices."""
 
 
 class NeedsValue(UnsupportedError):
@@ -76,6 +83,15 @@ def known(array: Any, dtype: str | None = None) -> Ref:
     """A constant."""
     array = np.asarray(array)
     return Ref(dtype or str(array.dtype), array.shape, array)
+
+
+def check_size(shape: Sequence[int], most: int = MAX_ELEMENTS) -> None:
+    """UnsupportedError where a shape holds more elements than `most`, before it takes memory."""
+    if math.prod(shape) > most:
+        raise UnsupportedError(
+            f"shape {tuple(int(d) for d in shape)} is too large: {math.prod(shape)} elements, at "
+            f"most {most} are supported here"
+        )
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -210,6 +226,10 @@ class Builder:
         attrs.update({f"map{i}": runs(m.tolist()) for i, m in enumerate(arrays)})
         return self.node("view", [x], x.dtype, shape, attrs)
 
+    def _check_view(self, x: Ref, shape: Sequence[int]) -> None:
+        check_size(shape, MAX_ELEMENTS if x.array is None else MAX_CONSTANT)
+        check_size((max(shape, default=1),), MAX_AXIS)
+
     def transpose(self, x: Ref, order: Sequence[int]) -> Ref:
         """Axes in another order."""
         shape = [x.shape[a] for a in order]
@@ -222,6 +242,8 @@ class Builder:
     def take(self, x: Ref, axis_maps: Mapping[int, Sequence[int]], fill: float | int = 0) -> Ref:
         """Indices along axes, -1 for `fill`; other axes stay."""
         own = strides_of(x.shape)
+        sizes = [len(axis_maps.get(axis, range(dim))) for axis, dim in enumerate(x.shape)]
+        self._check_view(x, sizes)
         maps = []
         for axis, dim in enumerate(x.shape):
             chosen = axis_maps.get(axis, range(dim))
@@ -240,6 +262,7 @@ class Builder:
             return x
         if x.size == math.prod(shape):
             return self.reshape(x, shape)
+        self._check_view(x, shape)
         steps = broadcast_strides(x.shape, shape)
         return self.view(
             x, shape, [[i * s for i in range(d)] for d, s in zip(shape, steps, strict=True)]
@@ -256,7 +279,9 @@ class Builder:
         arrays = [p.array for p in parts if p.array is not None]
         if len(arrays) == len(parts):
             return Ref(parts[0].dtype, tuple(shape), np.concatenate(arrays, axis))
-        parts = [p for p in parts if p.size]
+        dtype, parts = parts[0].dtype, [p for p in parts if p.size]
+        if not parts:
+            return self.full(shape, 0, dtype)
         if len(parts) == 1:
             return parts[0]
         return self.node("concat", parts, parts[0].dtype, shape, {"axis": axis})
@@ -308,6 +333,7 @@ class Builder:
 
     def full(self, shape: Sequence[int], number: float | int, dtype: str) -> Ref:
         """A constant of equal numbers."""
+        check_size(shape, MAX_CONSTANT)
         return known(np.full(tuple(shape), number, numpy_dtype(dtype)), dtype)
 
     def rows_last(self, x: Ref, axes: Sequence[int]) -> tuple[Ref, list[int], list[int]]:

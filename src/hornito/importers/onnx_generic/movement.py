@@ -9,7 +9,14 @@ import numpy as np
 
 from hornito.errors import UnsupportedError
 from hornito.importers.onnx.reader import OpNode
-from hornito.importers.onnx_generic.builder import Builder, Ref, known, numpy_dtype
+from hornito.importers.onnx_generic.builder import (
+    MAX_AXIS,
+    Builder,
+    Ref,
+    check_size,
+    known,
+    numpy_dtype,
+)
 from hornito.importers.onnx_generic.elementwise import const_ref
 from hornito.importers.onnx_generic.table import (
     axis_of,
@@ -95,6 +102,8 @@ def _expand(b: Builder, node: OpNode, x: list[Ref | None]) -> list[Ref]:
 def _tile(b: Builder, node: OpNode, x: list[Ref | None]) -> list[Ref]:
     a, repeats = inputs(x, 2)
     counts = b.integers(repeats, "Tile's repeats")
+    for dim, count in zip(a.shape, counts, strict=True):
+        check_size((dim * count,), MAX_AXIS)
     return [
         b.take(
             a, {i: list(range(d)) * c for i, (d, c) in enumerate(zip(a.shape, counts, strict=True))}
@@ -164,6 +173,7 @@ def _pad(b: Builder, node: OpNode, x: list[Ref | None]) -> list[Ref]:
 
 
 def _padded(dim: int, before: int, after: int, mode: str) -> list[int]:
+    check_size((max(0, before + dim + after),), MAX_AXIS)
     at = np.arange(-before, dim + after)
     if mode == "constant":
         return [int(i) if 0 <= i < dim else -1 for i in at]
@@ -195,6 +205,7 @@ def _range(b: Builder, node: OpNode, x: list[Ref | None]) -> list[Ref]:
     if step == 0:
         raise UnsupportedError("Range with a step of 0")
     count = max(0, math.ceil((limit.item() - start.item()) / step.item()))
+    check_size((count,), MAX_AXIS)
     made = start.item() + np.arange(count) * step.item()
     return [known(made.astype(numpy_dtype(parts[0].dtype)), parts[0].dtype)]
 

@@ -254,8 +254,13 @@ def attend(
 
 
 def nice_scale(scale: float, head_dim: int) -> float:
-    """`n^-0.5` for a whole n when the scale is that, within the noise of the file's type."""
-    for n, tolerance in ((head_dim, 2e-3), (round(scale**-2) if scale > 1e-4 else 0, 2e-6)):
-        if n > 0 and math.isclose(scale, n**-0.5, rel_tol=tolerance):
+    """`n^-0.5` for a whole n when the scale is that, within the noise of fp32; of fp16 only for the
+    head's own size, where a rounding of it, or of its root as on both q and k, gives the scale."""
+    near = float(head_dim**-0.5)
+    half, root = float(np.float16(near)), float(np.float16(near**0.5))
+    if any(math.isclose(scale, noisy, rel_tol=1e-6) for noisy in (half, root * root)):
+        return near
+    for n in (head_dim, round(scale**-2) if scale > 1e-4 else 0):
+        if n > 0 and math.isclose(scale, n**-0.5, rel_tol=2e-6):
             return float(n**-0.5)
     return scale

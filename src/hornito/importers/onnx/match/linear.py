@@ -151,7 +151,8 @@ def with_bias(cx: Lift, rows: Rows, bias: Value) -> Rows | None:
     if not isinstance(bias, Const) or node.op != "linear" or node.inputs[2] or not rows.plain:
         return None
     width = rows.terms[0].cols.shape[-1]
-    if bias.size != width or width != node.width or rows.factor != 1.0:
+    lies_along = bias.size == width and bias.array.shape[-1:] == (width,)
+    if not lies_along or width != node.width or rows.factor != 1.0:
         return None
     vector = cx.dag.weight(as_weight(replace(bias, array=bias.array.reshape(-1))))
     made = cx.dag.linear(node.inputs[0], node.inputs[1], vector, root=cx.now)

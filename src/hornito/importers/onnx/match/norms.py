@@ -162,8 +162,8 @@ def finish(cx: Lift, norm: Norm, weight: Const, bias: Const | None, root: int) -
     sizes = x.terms[0].cols.shape
     width = sizes[-1]
     for part in (weight, bias):
-        if part is not None and part.size != width:
-            raise Unmatched(f"a norm over {width} columns with {part.size} weights")
+        if part is not None and (part.size != width or part.array.shape[-1:] != (width,)):
+            raise Unmatched(f"a norm over {width} columns with weights {part.array.shape}")
     total = cx.dag.nodes[x.value].width
     heads = total // width
     if norm.x.factor != 1.0:
