@@ -131,11 +131,14 @@ def open_engine(
     kv_half: bool = False,
     eos_ids: Sequence[int] = (),
     policy: KernelPolicy = DEFAULT_POLICY,
-    submission_ms: float | None = None,
+    submission_ms: float | None = 60_000.0,
     recover: bool = False,
     **options: Any,
 ) -> Iterator[Engine]:
-    """An engine on a package; `options` are those of `PlanOptions`."""
+    """An engine on a package; `options` are those of `PlanOptions`.
+
+    Submissions are not cut by default, so that their number does not follow the machine's load.
+    """
     with open_package(package) as opened:
         plan = PlanOptions(context=context, kv_half=kv_half, **options)
         graph = Graph.from_json(opened.manifest.graph)

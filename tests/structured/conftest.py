@@ -33,5 +33,6 @@ def llm(text_model: Path, kernels: None) -> Iterator[LLM]:
         weights="fp32",
         precision="high",
         context=512,
+        submission_ms=60_000.0,
     ) as loaded:
         yield loaded
