@@ -465,6 +465,15 @@ def test_a9_paths_that_leave_the_directory_are_refused(tmp_path: Path, location:
         open_source(save(model, path))
 
 
+def test_a9_a_name_that_no_file_can_have_is_an_error(tmp_path: Path) -> None:
+    path = split_out(load("qwen2-tiny", tmp_path), tmp_path / "external")
+    model = onnx.load(str(path), load_external_data=False)
+    tensor = next(t for t in model.graph.initializer if t.external_data)
+    tensor.external_data[0].value = "w" * 5000
+    with pytest.raises(FormatError, match="external data: 'wwww"):
+        open_source(save(model, path))
+
+
 def test_a9_stated_lengths_must_be_the_shapes(tmp_path: Path) -> None:
     path = split_out(load("qwen2-tiny", tmp_path), tmp_path / "external")
     model = onnx.load(str(path), load_external_data=False)

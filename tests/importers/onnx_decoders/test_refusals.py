@@ -165,6 +165,19 @@ def test_outputs_that_swap_their_caches_are_refused(tmp_path: Path, other: str) 
         open_source(save(model, tmp_path / "changed.onnx"))
 
 
+def test_logits_by_another_name_behind_the_caches(tmp_path: Path) -> None:
+    model = load("qwen2-tiny", tmp_path)
+    for node in model.graph.node:
+        node.output[:] = ["scores" if n == "logits" else n for n in node.output]
+    logits, *caches = model.graph.output
+    logits.name = "scores"
+    moved = [*caches, logits]
+    del model.graph.output[:]
+    model.graph.output.extend(moved)
+    source = open_source(save(model, tmp_path / "changed.onnx"))
+    assert source.builder is not None and len(source.builder("fp32").outputs) == 1
+
+
 def test_an_output_of_scaled_keys_is_refused(tmp_path: Path) -> None:
     model = load("qwen2-tiny", tmp_path)
     node = next(n for n in model.graph.node if "present.0.key" in n.output)

@@ -105,7 +105,9 @@ def finish(cx: Lift) -> Lifted:
         UnsupportedError: the file gives no logits.
     """
     where, total = str(cx.model.path), len(cx.model.source_nodes)
-    logits = next((n for n in cx.model.outputs if n == "logits"), cx.model.outputs[0])
+    named = [n for n in cx.model.outputs if n == "logits"]
+    others = [n for n in cx.model.outputs if not isinstance(cx.env.get(n), Keys)]
+    logits = [*named, *others, *cx.model.outputs][0]
     value = cx.env.get(logits)
     ends = [v.value for n in cx.model.outputs if isinstance(v := cx.env.get(n), Rows | Keys)]
     if isinstance(value, Capped):

@@ -137,7 +137,11 @@ class TensorReader:
             self._maps[location] = map_file(self.path)
         elif location not in self._maps:
             file = self.folder / location
-            if not file.is_file():
+            try:
+                there = file.is_file()
+            except OSError as error:  # a name that no file can have
+                raise FormatError(f"{where}: {location[:120]!r}: {error.strerror}") from error
+            if not there:
                 raise FormatError(f"{where}: the file {file} is missing")
             self._maps[location] = map_file(file)
             self.files.add(location)
