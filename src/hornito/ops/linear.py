@@ -38,6 +38,12 @@ NORM, OUTS = 10, 11
 GEMV_ROWS = 4
 """Up to this many rows a GPU takes the kernel that streams weights once per group of rows."""
 
+MANY_PRODUCTS = 8192
+"""From this many weight rows on, the kernel for few rows takes four of them at a time."""
+
+FUSED_NORM = 1 << 24
+"""Quantised weights from which a norm is faster in a launch of its own than in each workgroup."""
+
 BATCH_ROWS = 16
 """Up to this many rows that kernel, once per `GEMV_ROWS` of them, may win against a GEMM."""
 
@@ -181,7 +187,7 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
     """Choose a kernel for the device and the row count, and launch it."""
     chosen = low.choose(node, args.key, linear_variants(low, args))
     spec = {**chosen.spec, **format_constants(weight_format(args.dtype))}
-    if args.norm is not None and not chosen.kernel.startswith("linear/gemv."):
+    if args.norm is not None and not _takes_norm(args, chosen):
         half = chosen.kernel.startswith("linear/coopmat.")
         args = norm_first(node, low, args, half=half)
         if half:
@@ -200,6 +206,13 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
         (ceil_div(args.products, JOIN_WIDTH), args.rows, 1),
     )
     _emit(node, low, replace(args, x=sums, k=padded, weight=sums), join, join.spec)
+
+
+def _takes_norm(args: LinearArgs, chosen: Variant) -> bool:
+    """Whether the norm goes into the kernel. Those of quantised weights wait for x more than for
+    memory, so that its weights make large products slower (7B, 4 bits: 56 us against 42)."""
+    large = weight_format(args.dtype).quantised and args.products * args.k >= FUSED_NORM
+    return chosen.kernel.startswith("linear/gemv.") and not large
 
 
 def norm_first(node: Node, low: Lowering, args: LinearArgs, *, half: bool) -> LinearArgs:
@@ -373,10 +386,11 @@ def power_of_two(n: int) -> int:
 
 def gemv_geometry(products: int, k: int, least_outs: int, most_groups: int) -> tuple[int, int]:
     """Threads of a group and its weight rows: many threads where rows are few and long, so that the
-    GPU fills; more rows where there are enough, so that x is loaded less often."""
-    lanes, outs = 32, least_outs
-    while lanes < 128 and products // outs * lanes < 128 * 1024 and k >= lanes * 16:
-        lanes *= 2
-    while lanes > 8 and ceil_div(products, 128 // lanes * outs) > most_groups:
+    GPU fills; four rows where there are enough, so that x is loaded less often."""
+    if products >= MANY_PRODUCTS:
+        lanes, outs = (16 if products >= 8 * MANY_PRODUCTS else 32), 4
+    else:
+        lanes, outs = (128 if products < 2048 and k >= 4096 else 64), max(least_outs, 2)
+    while lanes > 8 and (lanes > k // 8 or ceil_div(products, 128 // lanes * outs) > most_groups):
         lanes //= 2
     return lanes, outs

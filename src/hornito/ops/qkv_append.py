@@ -95,12 +95,11 @@ def _variants(node: Node, low: Lowering, args: LinearArgs) -> list[Variant]:
     if low.caps.device_kind == "software" or args.rows > GEMV_ROWS:
         return [apart]
     pairs = (node.attr("heads") + 2 * kv.kv_heads) * (kv.head_dim // 2)
-    dtype = weight_format(args.dtype).variant
+    kernel = f"linear/gemv_append.{suffix}_{weight_format(args.dtype).variant}"
     found = []
     for lanes in (64, 32, 16):
         spec = {3: power_of_two(args.rows), 4: wide_rows(args.k, args.dtype), 5: lanes}
         groups = (ceil_div(pairs, 128 // lanes), 1, 1)
-        kernel = f"linear/gemv_append.{suffix}_{dtype}"
         found.append(Variant(kernel, spec, groups, optional=lanes != 64))
     return [*found, apart]
 

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import DeviceLostError, SessionError, UsageError
-from hornito.ops.base import ROW_EMBEDDED, ROW_IGNORE_EOS, ROW_LIVE
 from hornito.runtime.engine import Engine, Record, not_finite
 from hornito.runtime.guard import uninterrupted
 from hornito.runtime.kv_cache import SequenceBlocks
-from hornito.runtime.rows import RowUpdate, row_bytes, words
+from hornito.runtime.rows import chunk_bytes, words
 from hornito.runtime.snapshot import EMBEDDED
 
 if TYPE_CHECKING:
@@ -182,20 +181,17 @@ class Evaluation:
             engine.claim_batch()
         every = tail == "logprob" or kind == "batch"
         picked = range(live) if every else [live - 1]
-        records = [
-            RowUpdate(
-                max(token, 0),
-                self.position + r,
-                self.slot,
-                ROW_LIVE | ROW_IGNORE_EOS | (ROW_EMBEDDED if token == EMBEDDED else 0),
-                engine.context + 1,
-                engine.emitted(kind, picked.index(r)) if r in picked else 0,
-            )
-            for r, token in enumerate(ids)
-        ]
+        records = chunk_bytes(
+            ids,
+            rows,
+            position=self.position,
+            slot=self.slot,
+            limit=engine.context + 1,
+            emitted={r: engine.emitted(kind, i) for i, r in enumerate(picked)},
+        )
         changes = [
             *updates,
-            (f"{kind}.rows", 0, row_bytes(records, rows)),
+            (f"{kind}.rows", 0, records),
             (f"{kind}.call", 0, words(live, len(picked), 0, 0)),
         ]
         changes += self._embedded_rows(kind, ids)

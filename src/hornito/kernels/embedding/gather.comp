@@ -31,7 +31,6 @@ void main() {
   Row row = load_row(p.rows, r);
   if (!row.live) return;
   Matrix m = Matrix(p.table, p.vocabulary, p.width);
-#ifdef WEIGHT_Q
   if (!row.embedded && p.width % 8u == 0u) {
     for (uint i = gl_LocalInvocationID.x; i < p.width / 8u; i += 64u) {
       vec4 a, b;
@@ -40,6 +39,7 @@ void main() {
       store_float4(p.result, at, a * p.scale);
       store_float4(p.result, at + 1u, b * p.scale);
     }
+#ifdef WEIGHT_Q
     if (OUTLIERS == 0u) return;
     // The body's numbers are in memory before outliers are added to some of them.
     memoryBarrierBuffer();
@@ -53,9 +53,9 @@ void main() {
         store_float(p.result, at, load_float(p.result, at) + more * p.scale);
       }
     }
+#endif
     return;
   }
-#endif
   for (uint i = gl_LocalInvocationID.x; i < p.width; i += 64u) {
     uint at = r * p.width + i;
     float v =

@@ -53,11 +53,6 @@ void load_chunk(Matrix m, uint row, uint i, out uvec4 raw, out uvec4 more, out v
 #endif
 }
 
-// An integer of less than 2^23 as fp32. Drivers convert integers at a fraction of the speed of this.
-float as_float(uint v) { return uintBitsToFloat(v | 0x4b000000u) - 8388608.0; }
-
-vec4 as_floats(uvec4 v) { return uintBitsToFloat(v | 0x4b000000u) - 8388608.0; }
-
 vec4 bf16_floats(uint x, uint y) {
   return uintBitsToFloat(uvec4(x << 16, x & 0xffff0000u, y << 16, y & 0xffff0000u));
 }
@@ -77,21 +72,21 @@ void decode_chunk(uvec4 raw, uvec4 more, out vec4 q[VECTORS]) {
   } else if (FORMAT == INT8) {
     [[unroll]] for (uint v = 0u; v < 4u; ++v) {
       uint w = raw[v] ^ 0x80808080u;
-      q[v] = as_floats(uvec4(w, w, w >> 16, w >> 16) & uvec4(0xffu, 0xff00u, 0xffu, 0xff00u));
+      q[v] = vec4(ivec4(uvec4(w, w, w >> 16, w >> 16) & uvec4(0xffu, 0xff00u, 0xffu, 0xff00u)));
     }
   } else if (FORMAT == INT4 || FORMAT == INT4M) {
     [[unroll]] for (uint v = 0u; v < 2u; ++v) {
       const uvec4 place = uvec4(0xfu, 0xf0u, 0xf00u, 0xf000u);
-      q[2u * v] = as_floats(uvec4(raw[v]) & place);
-      q[2u * v + 1u] = as_floats(uvec4(raw[v] >> 16) & place);
+      q[2u * v] = vec4(ivec4(uvec4(raw[v]) & place));
+      q[2u * v + 1u] = vec4(ivec4(uvec4(raw[v] >> 16) & place));
     }
   } else {
     [[unroll]] for (uint v = 0u; v < 2u; ++v) {
       uvec4 x, y;
       nibbles(raw[v], x, y);
       if (has_high_bits()) add_high_bits(raw[2u + v], x, y);
-      q[2u * v] = as_floats(x);
-      q[2u * v + 1u] = as_floats(y);
+      q[2u * v] = vec4(ivec4(x));
+      q[2u * v + 1u] = vec4(ivec4(y));
     }
   }
 #else
