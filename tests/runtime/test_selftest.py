@@ -372,8 +372,8 @@ def test_difference() -> None:
     two = np.array([3.0, 4.5, np.nan, np.inf], np.float32)
     assert difference(one.tobytes(), one.tobytes()) == 0.0
     got = difference(two.tobytes(), one.tobytes())
-    assert got == pytest.approx(0.5 / np.sqrt(12.5))
+    assert got == pytest.approx(0.5 / (4 + np.sqrt(12.5)))
     two[0] = np.nan
     assert difference(two.tobytes(), one.tobytes()) == np.inf
     halves = np.array([1.0, 2.0], np.float16)
-    assert difference(halves.tobytes(), (2 * halves).tobytes(), half=True) > 0.5
+    assert difference(halves.tobytes(), (2 * halves).tobytes(), half=True) > 0.2

@@ -41,7 +41,7 @@ class Verdict:
             run to run) or `failed` (no pipeline, or the device was lost).
         detail: the numbers, or the driver's words.
         runs: how often it ran.
-        error: largest difference from the twin, in parts of the result's root mean square.
+        error: largest difference from the twin, see `hornito.plan.selftest.difference`.
     """
 
     kernel: str

@@ -44,9 +44,9 @@ RUNS = 20
 
 EDGE_RUNS = 2
 
-TOLERANCE, ROUGH_TOLERANCE = 1e-3, 3e-2
-"""Largest difference from the twin, in parts of the result's root mean square: where both sum in
-fp32, and where operands are rounded to fp16 first."""
+TOLERANCE, ROUGH_TOLERANCE = 1e-3, 2e-2
+"""Largest difference from the twin (see `difference`): where both sum in fp32, and where operands
+are rounded to fp16 first."""
 
 BUDGET_SECONDS = 3.0
 """Time that a load spends on tests."""
@@ -215,7 +215,7 @@ class SelfTest:
         def verdict(kind: str, detail: str) -> Verdict:
             return Verdict(unit.kernel, unit.title, kind, detail, runs, worst)
 
-        for data in DATA:
+        for data in _kinds_of_data(unit):
             self.stand.prepare(unit, layout, (twin, unit.dispatches), data)
             want = self.stand.results(layout, twin, compared, 1)[0]
             count = RUNS if data == DATA[0] else EDGE_RUNS
@@ -255,7 +255,8 @@ def with_dropped(choices: Choices, dropped: Mapping[str, str]) -> Choices:
 
 
 def difference(got: bytes, want: bytes, *, half: bool = False) -> float:
-    """The largest difference of two results, in parts of the root mean square of the second.
+    """The largest difference of two results: of any number, in parts of its own size and the root
+    mean square of the second result together.
 
     Words that are the same count as equal, whatever they are; infinite where one is a number and
     the other is none.
@@ -279,7 +280,15 @@ def difference(got: bytes, want: bytes, *, half: bool = False) -> float:
     if not len(b):
         return 0.0
     scale = max(float(np.sqrt(np.mean(np.square(b, dtype=np.float64)))), 1e-6)
-    return float(np.abs(a - b).max()) / scale
+    return float((np.abs(a - b) / (np.abs(b) + np.float32(scale))).max())
+
+
+def _kinds_of_data(unit: Unit) -> list[str]:
+    """All, but for attention with operands in fp16: where scores are in the hundreds, the rounding
+    of an outlier in q decides between keys."""
+    cached = any(o.name.startswith("kv:") for d in unit.dispatches for o in d.reads)
+    rough = unit.site.taken.inexact and cached
+    return [data for data in DATA if not (rough and data == "outliers")]
 
 
 def _firsts_first(found: Sequence[Unit]) -> list[Unit]:
