@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from hornito.quant.quantiser import Limits, Quantiser, to_round
 if TYPE_CHECKING:
     from hornito.package.reader import Package
     from hornito.quant.calibrate import Activations
+    from hornito.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,13 @@ class _Calibration:
         if not self._count:
             return
         with open_package(plain()) as package:
-            ids = self._text_ids(package)
-            if ids:
-                self._evaluate(package, ids, file)
+            runs = self._runs(package)
+            if runs:
+                self._evaluate(package, runs, file)
 
-    def _text_ids(self, package: Package) -> list[int]:
-        """Token ids of the text; none, with a warning, without a tokenizer."""
-        from hornito.quant.calibrate import own_text
+    def _runs(self, package: Package) -> list[list[int]]:
+        """Token ids of the sequences; none, with a warning, without a tokenizer."""
+        from hornito.quant.calibrate import own_text, sequences
         from hornito.text.tokenizer import Tokenizer
 
         asked = self._quantisation
@@ -120,14 +122,34 @@ class _Calibration:
             bos_id=facts["bos_id"],
             eos_ids=facts["eos_ids"],
         )
-        return tokenizer.encode(own_text() if asked.text is None else asked.text, add_bos=False)
+        bos = facts["bos_id"] if facts["add_bos"] else None
+        if asked.text is not None:
+            return sequences(tokenizer.encode(asked.text, add_bos=False), self._count, bos)
+        ids = tokenizer.encode(own_text(), add_bos=False)
+        return sequences(ids, self._count, bos, self._chats(package, tokenizer))
 
-    def _evaluate(self, package: Package, ids: list[int], file: IO[bytes]) -> None:
-        from hornito.quant.calibrate import calibrate, sequences
+    def _chats(self, package: Package, tokenizer: Tokenizer) -> list[list[int]]:
+        """Our own conversations as the model's chat template writes them, if it has one."""
+        from hornito.quant.calibrate import own_chats
+        from hornito.text.template import ChatTemplate, encode_chat
+
+        if "chat_template.jinja" not in package.blobs:
+            return []
+        source = package.blob("chat_template.jinja").decode()
+        template = ChatTemplate(source, package.manifest.facts["token_strings"])
+        try:
+            return [
+                encode_chat(tokenizer, template, chat, add_generation_prompt=False)
+                for chat in own_chats()
+            ]
+        except UsageError as error:
+            self.warnings.append(f"calibrated without conversations: {error}")
+            return []
+
+    def _evaluate(self, package: Package, runs: list[list[int]], file: IO[bytes]) -> None:
+        from hornito.quant.calibrate import calibrate
         from hornito.vk.device import open_device
 
-        facts = package.manifest.facts
-        runs = sequences(ids, self._count, facts["bos_id"] if facts["add_bos"] else None)
         try:
             device = open_device(self._quantisation.device)
         except NoDeviceError as error:
@@ -140,9 +162,9 @@ class _Calibration:
             self.activations = calibrate(device, package, graph, runs, file, self._progress)
         finally:
             device.close()
-        digest = hashlib.sha256(b"".join(i.to_bytes(4, "little") for i in ids)).hexdigest()
+        digest = hashlib.sha256(json.dumps(runs).encode()).hexdigest()
         self.record = {
             "samples": len(runs),
             "tokens": sum(len(run) for run in runs),
-            "text_ids_sha256": digest,
+            "ids_sha256": digest,
         }

@@ -17,7 +17,7 @@ from hornito.graph.reference import ReferenceState, evaluate
 from hornito.package import open_package
 from hornito.package.model import model_graph
 from hornito.progress import NullProgress
-from hornito.quant.calibrate import calibrate, own_text, sequences
+from hornito.quant.calibrate import calibrate, own_chats, own_text, sequences
 from hornito.quant.choice import Quantisation
 from hornito.quant.formats import weight_format
 from hornito.quant.planes import unpack
@@ -117,7 +117,7 @@ def test_calibrated_bytes_are_reproducible_and_closer(source: Path, tmp_path: Pa
     assert (tmp_path / "a.vxm").read_bytes() == (tmp_path / "b.vxm").read_bytes()
     rounding = record["rounding"]
     assert again["rounding"] == rounding and rounding["samples"] == 8
-    assert rounding["tokens"] == 8 * 256 and len(rounding["text_ids_sha256"]) == 64
+    assert rounding["tokens"] == 8 * 256 and len(rounding["ids_sha256"]) == 64
     assert found["model.embed_tokens.weight"] == "int8g64"
     assert found["layer0.attention.qkv.weight"] == "int4g64o8"
     assert found["model.layers.0.mlp.down_proj.weight"] == "int4o8", "160 is no multiple of 64"
@@ -155,7 +155,8 @@ def test_a_text_of_ones_own(source: Path, tmp_path: Path) -> None:
 @gpu
 def test_mean_errors_are_taken_back_by_biases(device: Device, source: Path, tmp_path: Path) -> None:
     """q, k and v have one: with it, the outputs' mean over the text is what it was."""
-    _, record, _ = compiled(source, tmp_path / "m.vxm")
+    text = own_text()
+    _, record, _ = compiled(source, tmp_path / "m.vxm", text=text)
     assert record["rounding"]["corrected_biases"] >= 3
     hornito.compile_source(source, tmp_path / "plain.vxm", weights="fp16")
     _, before = float_weights(tmp_path / "plain.vxm")
@@ -165,7 +166,7 @@ def test_mean_errors_are_taken_back_by_biases(device: Device, source: Path, tmp_
     change, shift = after[weight] - before[weight], after[bias] - before[bias]
     with open_package(tmp_path / "plain.vxm") as package, (tmp_path / "rows").open("w+b") as file:
         tokenizer = Tokenizer(package.blob("tokenizer.json"), add_bos=False, bos_id=0, eos_ids=[])
-        runs = sequences(tokenizer.encode(own_text()), 8, None)
+        runs = sequences(tokenizer.encode(text), 8, None)
         kept = calibrate(device, package, model_graph(package), runs, file, NullProgress())
         statistics = kept.statistics(weight)
     assert statistics is not None and np.abs(shift).max() > 1e-5
@@ -231,6 +232,12 @@ def test_sequences_of_a_text() -> None:
     with_bos = sequences([1, *ids], 2, 1)
     assert [run[0] for run in with_bos] == [1, 1] and with_bos[1][1] == 10 + 255
     assert len(own_text().split()) > 1000
+    chats = [[7] * 300, [8] * 20]
+    mixed = sequences(ids, 4, 1, chats)
+    assert [(run[0], len(run)) for run in mixed] == [(7, 256), (8, 20), (1, 256), (1, 256)]
+    for chat in own_chats():
+        roles = [message["role"] for message in chat]
+        assert roles == ["user", "assistant"] * (len(roles) // 2), "what every template takes"
     with pytest.raises(UsageError, match="15 tokens"):
         sequences(ids[:15], 8, None)
 

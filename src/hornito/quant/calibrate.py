@@ -6,6 +6,7 @@ text take about as much room as its weights, and no more than one matrix needs t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -57,8 +58,18 @@ def own_text() -> str:
     return resources.files("hornito.quant").joinpath("calibration.txt").read_text("utf-8")
 
 
-def sequences(ids: Sequence[int], count: int, bos: int | None) -> list[list[int]]:
-    """At most `count` sequences of a text's tokens, each behind `bos` where there is one.
+def own_chats() -> list[list[dict[str, str]]]:
+    """Conversations that are taken beside it, for a model with a chat template."""
+    text = resources.files("hornito.quant").joinpath("calibration_chats.json").read_text("utf-8")
+    chats: list[list[dict[str, str]]] = json.loads(text)
+    return chats
+
+
+def sequences(
+    ids: Sequence[int], count: int, bos: int | None, chats: Sequence[Sequence[int]] = ()
+) -> list[list[int]]:
+    """At most `count` sequences: the beginnings of chats, then pieces of a text's tokens, each
+    behind `bos` where there is one.
 
     Raises:
         UsageError: the text is too short for one.
@@ -72,7 +83,7 @@ def sequences(ids: Sequence[int], count: int, bos: int | None) -> list[list[int]
         raise UsageError(
             f"the calibration text has {len(ids)} tokens; it needs at least {SHORTEST}"
         )
-    return runs
+    return [*(list(chat[:SEQUENCE]) for chat in chats), *runs][:count]
 
 
 @dataclass(slots=True)
