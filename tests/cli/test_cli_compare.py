@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper
+from safetensors.numpy import load_file, save_file
 
 from gguf_samples import HF
 from hornito.cli.main import main
@@ -90,6 +92,31 @@ def test_without_a_device(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == "nothing differs: nobody to blame"
     assert "--backend cpu: the numpy reference evaluator runs this, not the GPU" in err
+
+
+@pytest.mark.parametrize("place", ["self_attn.o_proj", "self_attn.k_proj"])
+def test_two_rows_that_change_places_show_whatever_rounding_hides(
+    place: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """In 4 bits every value lies within its tolerance still; the weight itself does not."""
+    clean, other = HF / "qwen2-tiny", Path(shutil.copytree(HF / "qwen2-tiny", tmp_path / "other"))
+    tensors = load_file(clean / "model.safetensors")
+    rows = tensors[f"model.layers.1.{place}.weight"]
+    rows[[1, 5]] = rows[[5, 1]]
+    save_file(tensors, other / "model.safetensors")
+    sides = ["compare", str(clean), "--weights", "int4", "--ref-weights", "fp32"]
+    options = ["--ids", "1,2,3,4", "--steps", "1", "--context", "64", "--backend", "cpu"]
+    assert main([*sides, "--ref", str(clean), *options, "--summary"]) == 0
+    assert "compared, 0 differ; relative 1." in capsys.readouterr().out
+
+    assert main([*sides, "--ref", str(other), *options, "--json", "--bisect"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    joined = "layer1.attention.qkv.weight", 64 + 1
+    name, row = joined if "k_proj" in place else (f"model.layers.1.{place}.weight", 1)
+    assert (found["first_divergence"]["value"], found["first_divergence"]["first"]) == (name, row)
+    assert [w["value"] for w in found["stored_weights"] if not w["equal"]] == [name]
+    assert all(value["equal"] for run in found["runs"] for value in run["values"])
+    assert name in found["bisect"]["verdict"]
 
 
 @pytest.mark.parametrize(

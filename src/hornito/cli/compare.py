@@ -208,6 +208,7 @@ def _print(found: Comparison, summary: bool) -> None:
             )
         )
     print_table(("run", "differ", "relative", "of", "other tokens", "from step"), rows)
+    _print_stored(found.stored)
     for label, names in (("MODEL", found.only_model), ("REF", found.only_reference)):
         if names:
             more = f", ... ({len(names)} in all)" if len(names) > 4 else ""
@@ -215,6 +216,22 @@ def _print(found: Comparison, summary: bool) -> None:
     if found.only_reference:
         print("(passes make one op of several; --disable-pass NAME leaves one out of MODEL)")
     print_end(found.first, found.tolerance, found.dumped, row="position")
+
+
+def _print_stored(weights: list[Difference]) -> None:
+    """What comparing the weights themselves found, where REF has its own."""
+    if not weights:
+        return
+    wrong = [weight for weight in weights if not weight.equal]
+    worst = max(weights, key=lambda weight: (not weight.equal, weight.relative))
+    print(
+        f"stored weights: {len(weights)} compared, {len(wrong)} differ; "
+        f"relative {worst.relative:.2e} of {worst.value} @ {worst.position}"
+    )
+    for weight in wrong[:8]:
+        print(f"  DIFFERS {weight.value}: from row {weight.first} on")
+    if len(wrong) > 8:
+        print(f"  ... ({len(wrong)} in all)")
 
 
 def print_values(runs: list[tuple[Difference, ...]]) -> None:
@@ -246,6 +263,15 @@ def print_end(
     limits = f"relative error {tolerance.relative:g}, cosine {tolerance.cosine:g}"
     if first is None:
         print(f"EQUAL within {limits}")
+        return
+    from hornito.diag.compare_weights import WEIGHTS
+
+    if first.run == WEIGHTS:
+        print(
+            f"DIFFERS: the stored weights are not the reference's\nfirst divergence: "
+            f"{first.value}, from row {first.first} on: relative {first.relative:.3g}, max abs "
+            f"{first.max_abs:.3g}"
+        )
         return
     kernels = f" ({', '.join(first.kernels)})" if first.kernels else ""
     run = f" in {first.run}" if first.run else ""

@@ -25,6 +25,7 @@ from hornito.diag.compare_decoder import (
     with_joined,
 )
 from hornito.diag.compare_values import Difference, Tolerance, Trace, dump, measure, plain
+from hornito.diag.compare_weights import weight_differences
 from hornito.errors import UsageError
 from hornito.graph.graph import Graph
 from hornito.plan.pins import matching
@@ -71,7 +72,7 @@ class RunReport:
 
 @dataclass(slots=True)
 class Comparison:
-    """What `compare` found."""
+    """What `compare` found; `stored` are the weights themselves, where REF has its own."""
 
     model: str
     weights: str
@@ -82,6 +83,7 @@ class Comparison:
     ids: tuple[int, ...]
     prompt: int
     runs: list[RunReport] = field(default_factory=list)
+    stored: list[Difference] = field(default_factory=list)
     only_model: list[str] = field(default_factory=list)
     only_reference: list[str] = field(default_factory=list)
     pinned: list[str] = field(default_factory=list)
@@ -90,13 +92,14 @@ class Comparison:
 
     @property
     def equal(self) -> bool:
-        """Whether every value of every run lies within the tolerance."""
+        """Whether every weight, and every value of every run, lies within its tolerance."""
         return self.first is None
 
     @property
     def first(self) -> Difference | None:
-        """The first divergence: first in graph order, then by position."""
-        return first_divergence([run.values for run in self.runs])
+        """The first divergence: of the weights, else in graph order, then by position."""
+        wrong = next((weight for weight in self.stored if not weight.equal), None)
+        return wrong or first_divergence([run.values for run in self.runs])
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
@@ -122,6 +125,7 @@ class Comparison:
                 }
                 for run in self.runs
             ],
+            "stored_weights": [weight.to_dict() for weight in self.stored],
             "only_in_model": self.only_model,
             "only_in_reference": self.only_reference,
             "pinned": self.pinned,
@@ -206,6 +210,8 @@ def compare(bench: Workbench) -> Comparison:
             pinned=bench.pinned,
             notes=list(bench.notes),
         )
+        if bench.stored is not None:
+            result.stored += weight_differences(*bench.stored)
         if isinstance(side, DeviceSide):
             for kernel, why in side.engine.trust.dropped.items():
                 result.notes.append(f"kernel {kernel} is not used on this device: {why}")

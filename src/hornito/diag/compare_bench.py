@@ -124,6 +124,7 @@ class Workbench:
         ref_package = self._reference_package(stack, reference)
         ref_graph = model_graph(ref_package)
         self.weights = str(self.package.manifest.quant.get("weights"))
+        self.stored = self._stored(stack, reference, ref_package)
         self.reference_weights = str(ref_package.manifest.quant.get("weights"))
         self.tolerance = self._tolerance(ref_graph)
         vocabulary = min(head_ids(self.graph), head_ids(ref_graph))
@@ -189,6 +190,22 @@ class Workbench:
             )
             return self.package
         return stack.enter_context(open_model(source, weights, self.progress))
+
+    def _stored(
+        self, stack: ExitStack, reference: str, ref_package: Package
+    ) -> tuple[StoredWeights, StoredWeights] | None:
+        """The weights of both sides as they are stored, after the same passes, so that matrices
+        that passes join are one on both; None where they are the same ones."""
+        if reference == CPU:
+            return None
+        source = resolve_model(reference, self.settings.ref_weights)
+        if not is_package(source) and self.settings.ref_backend == CPU:
+            disabled = self.settings.disabled_passes
+            compiled = self._compiled(source, self.settings.ref_weights, disabled)
+            ref_package = stack.enter_context(compiled)
+        both = (self.graph, self.package), (model_graph(ref_package), ref_package)
+        mine, other = (StoredWeights(graph, package) for graph, package in both)
+        return mine, other
 
     def _context(self) -> int:
         """Positions of the plan: those asked for, or the model's own as far as they fit."""

@@ -15,6 +15,7 @@ from hornito.diag.compare import differences, first_divergence, trial
 from hornito.diag.compare_bench import Workbench
 from hornito.diag.compare_decoder import DeviceSide, Run, Side
 from hornito.diag.compare_values import Difference
+from hornito.diag.compare_weights import WEIGHTS
 
 KERNEL = "kernel"
 PASS = "pass"
@@ -67,6 +68,9 @@ class Bisection:
 
 def bisect(bench: Workbench, first: Difference) -> Bisection:
     """Find what makes the run of a divergence differ."""
+    if first.run == WEIGHTS:
+        verdict = f"the stored weights, beginning with {first.value}: nothing makes up for them"
+        return Bisection(WEIGHTS, (), (), (), verdict)
     switches = _switches(bench, first.run)
     useful = [switch for switch in switches if switch.used]
     bench.progress.start("switching off", len(useful) + 1)

@@ -30,30 +30,34 @@ class StoredWeights(Mapping[str, Array]):
     """The weights of a package as fp32 numbers, unpacked when they are asked for."""
 
     def __init__(self, graph: Graph, package: Package) -> None:
-        self._graph = graph
+        self.graph = graph
         self._package = package
         self._kept: dict[str, Floats] = {}
         self._kept_bytes = 0
 
     def __contains__(self, name: object) -> bool:
-        return name in self._graph.weights
+        return name in self.graph.weights
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._graph.weights)
+        return iter(self.graph.weights)
 
     def __len__(self) -> int:
-        return len(self._graph.weights)
+        return len(self.graph.weights)
 
     def __getitem__(self, name: str) -> Floats:
         if name in self._kept:
             return self._kept[name]
-        weight = self._graph.weights[name]
-        data = np.frombuffer(self._package.tensor(name), np.uint8)
-        numbers = unpack(weight_format(weight.dtype), data, weight.shape)
+        numbers = self.read(name)
         if self._kept_bytes + numbers.nbytes <= CACHED_WEIGHT_BYTES:
             self._kept[name] = numbers
             self._kept_bytes += numbers.nbytes
         return numbers
+
+    def read(self, name: str) -> Floats:
+        """A weight's numbers, not kept."""
+        weight = self.graph.weights[name]
+        data = np.frombuffer(self._package.tensor(name), np.uint8)
+        return unpack(weight_format(weight.dtype), data, weight.shape)
 
 
 class NumpySide:
