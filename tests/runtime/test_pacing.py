@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from hornito.runtime.engine import Engine
-from hornito.runtime.pacing import FIRST_SEGMENT, Pacer, usual_bound
+from hornito.runtime.pacing import AIM, FIRST_SEGMENT, Pacer, usual_bound
 from hornito.runtime.session import Session
 from hornito.vk.device import Device
 from hornito.vk.record import Recorder
@@ -46,7 +46,9 @@ def test_bounds_by_class_of_device() -> None:
 def test_runs_are_cut_at_the_bound() -> None:
     ten = [Segment(60) for _ in range(10)]
     assert cut(None, ten) == [list(range(10))]
-    assert cut(200, ten) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert AIM == 0.75
+    assert cut(240, ten) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]
+    assert cut(239, ten[:3]) == [[0, 1], [2]]
     assert cut(50, ten[:2]) == [[0], [1]]  # what can't be cut goes alone
 
 
@@ -71,8 +73,8 @@ def test_measured_times_are_spread_over_the_segments() -> None:
 
 def test_segments_that_are_too_long() -> None:
     one = pacer(100)
-    assert one.too_long(cast("Any", [Segment(90), Segment(99)])) == 0
-    assert one.too_long(cast("Any", [Segment(90), Segment(250)])) == 2.5
+    assert one.too_long(cast("Any", [Segment(60), Segment(74)])) == 0
+    assert one.too_long(cast("Any", [Segment(60), Segment(150)])) == 2
     assert one.too_long(cast("Any", [Segment(250, dispatches=1)])) == 0  # nothing to cut
     assert pacer(None).too_long(cast("Any", [Segment(9000)])) == 0
     assert one.segment("chunk", 128) == FIRST_SEGMENT and one.segment("batch", 128) == 128

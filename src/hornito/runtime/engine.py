@@ -291,7 +291,7 @@ class Engine:
         made = self._recordings.get(key)
         size = self.pacer.segment(kind, SEGMENT_DISPATCHES)
         if made is not None and (factor := self.pacer.too_long(made)):
-            size = max(1, int(max(r.dispatch_count for r in made) / (1.25 * factor)))
+            size = max(1, int(max(r.dispatch_count for r in made) / factor))
             for recorder in made:
                 recorder.free()
             del self._recordings[key]

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 BOUND_MS = 200.0
 """Milliseconds of one submission where none were given; discrete GPUs have no bound."""
 
+AIM = 0.75
+"""Part of the bound that submissions are cut to: times grow with the context, and vary."""
+
 FIRST_SEGMENT = 16
 """Dispatches of a segment of a prompt's chunk, before anything was measured."""
 
@@ -49,11 +52,12 @@ class Pacer:
         return most if self.bound_ms is None or kind == "batch" else min(most, FIRST_SEGMENT)
 
     def too_long(self, segments: Sequence[Recorder]) -> float:
-        """How many times longer than the bound the longest segment is, of those that can be cut;
+        """How many times longer than it should be the longest segment is, of those that can be cut;
         0 when none is."""
         if self.bound_ms is None:
             return 0.0
-        factors = [r.gpu_ns / (self.bound_ms * 1e6) for r in segments if r.dispatch_count > 1]
+        aim = AIM * self.bound_ms * 1e6
+        factors = [r.gpu_ns / aim for r in segments if r.dispatch_count > 1]
         most = max(factors, default=0.0)
         return most if most > 1 else 0.0
 
@@ -61,7 +65,7 @@ class Pacer:
         """The recordings in submissions, in order. One that was never measured goes alone."""
         if self.bound_ms is None:
             return [list(recordings)]
-        bound = self.bound_ms * 1e6
+        bound = AIM * self.bound_ms * 1e6
         found: list[list[Recorder]] = []
         total = 0.0
         for recorder in recordings:
