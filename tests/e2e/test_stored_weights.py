@@ -71,7 +71,9 @@ def test_kept_blocks_give_the_logits_of_their_numbers(tmp_path: Path, mix: str) 
     assert np.abs(got - want).max() <= 1e-3 * np.abs(want).max()
     with open_package(kept) as package:
         found = {w["dtype"] for w in package.manifest.graph["weights"].values() if w["matrix"]}
-        merged = sum(node["op"] in ("rope_append", "qkv_append") for node in package.manifest.graph["nodes"])
+        merged = sum(
+            node["op"] in ("rope_append", "qkv_append") for node in package.manifest.graph["nodes"]
+        )
         sizes = weight_sizes(Graph.from_json(package.manifest.graph))
         assert sizes == {name: info.nbytes for name, info in package.tensors.items()}
     expected = {

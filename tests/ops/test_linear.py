@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hornito.ops import linear
 from hornito.ops.base import Array
 from hornito.ops.gated_activation import activate
+from hornito.ops.variants import Choices
 from ops import cases
-from ops.harness import Bench, Call, assert_close, rows_of, stored_values
+from ops.harness import Bench, Call, assert_close, lower, rows_of, stored_values
 
 pytestmark = pytest.mark.gpu
 
@@ -321,3 +324,30 @@ def test_every_gemv_geometry(bench: Bench, lanes: int, outs: int) -> None:
         for live, n, k, dtype in ((1, 9, 88, "fp16"), (4, 130, 160, "int8"), (3, 66, 36, "fp32")):
             (kernel,) = check_linear(bench, live, n, k, dtype, "gpu")
             assert kernel.startswith("linear/gemv.")
+
+
+@pytest.mark.parametrize("dtype", ("int8", "int4m"))
+@pytest.mark.parametrize("gated", (False, True))
+def test_x_through_shared_memory(bench: Bench, dtype: str, gated: bool) -> None:
+    """Several pieces of x, and a norm whose squares are shared out among all threads."""
+    n, k = 21, 2304
+    rng = np.random.default_rng(k)
+    make = cases.gated_linear if gated else cases.linear
+    call = Call(
+        graph=make(n, k, dtype, norm=True),
+        rows=rows_of([0]),
+        inputs={"x": rng.standard_normal((1, k)).astype(np.float32) * 7},
+        weights={
+            "w": rng.standard_normal((2 * n if gated else n, k)).astype(np.float32) / 40,
+            "norm": rng.standard_normal(k).astype(np.float32),
+        },
+        device="gpu",
+    )
+    (site,) = lower(call, bench.device.caps).sites
+    staged = [v for v in site.admitted if v.spec.get(linear.STAGED)]
+    assert len(staged) == 6
+    expected = call.expected()["y"]
+    for variant in staged:
+        outcome = bench.run(replace(call, choices=Choices(winners={site.key: variant.name})))
+        assert outcome.kernels == [variant.kernel]
+        assert_close(outcome.value("y"), expected, 2e-5 * (1 + np.abs(expected)))

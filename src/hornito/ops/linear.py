@@ -32,8 +32,9 @@ PUSH = Push(
 NO_ACTIVATION = 15
 """The kernels' number for a plain sum (kernels/include/linear.glsl)."""
 
-NORM, OUTS = 10, 11
-"""Specialisation of kernels/include/gemv.glsl: a norm comes first; weight rows of a group."""
+NORM, OUTS, STAGED = 10, 11, 12
+"""Specialisation of kernels/include/gemv.glsl: a norm comes first; weight rows of a group; x goes
+through shared memory."""
 
 GEMV_ROWS = 4
 """Up to this many rows a GPU takes the kernel that streams weights once per group of rows."""
@@ -211,8 +212,9 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
 def _takes_norm(args: LinearArgs, chosen: Variant) -> bool:
     """Whether the norm goes into the kernel. Those of quantised weights wait for x more than for
     memory, so that its weights make large products slower (7B, 4 bits: 56 us against 42)."""
-    large = weight_format(args.dtype).quantised and args.products * args.k >= FUSED_NORM
-    return chosen.kernel.startswith("linear/gemv.") and not large
+    large = quantised(args.dtype) and args.products * args.k >= FUSED_NORM
+    apart = large and not chosen.spec.get(STAGED, 0)
+    return chosen.kernel.startswith("linear/gemv.") and not apart
 
 
 def norm_first(node: Node, low: Lowering, args: LinearArgs, *, half: bool) -> LinearArgs:
@@ -323,22 +325,37 @@ def _software_variants(args: LinearArgs, stored: WeightFormat, name: str) -> lis
 
 def _gemv_variants(args: LinearArgs, name: str, most_groups: int) -> list[Variant]:
     """Threads and weight rows of a group: the usual numbers first, the others to be measured."""
-    usual = gemv_geometry(args.products, args.k, 2 if args.gated else 1, most_groups)
-    others = [(lanes, outs) for lanes in (8, 16, 32, 64, 128) for outs in (1, 2, 4)]
+    least = 2 if args.gated else 1
+    usual = (*gemv_geometry(args.products, args.k, least, most_groups), False)
+    others = [(lanes, outs, False) for lanes in (8, 16, 32, 64, 128) for outs in (1, 2, 4)]
+    if stages(args):
+        others += [(lanes, outs, True) for lanes in (16, 32, 64) for outs in (2, 4)]
     found = []
-    for lanes, outs in [usual, *(pair for pair in others if pair != usual)]:
-        if args.gated and outs == 1:
+    for lanes, outs, staged in dict.fromkeys((usual, *others)):
+        if outs < least:
             continue
-        spec = {
-            3: power_of_two(args.rows),
-            4: wide_rows(args.k, args.dtype),
-            5: lanes,
-            OUTS: outs,
-        }
+        spec = gemv_constants(args, lanes, outs, staged=staged)
         groups = (ceil_div(args.products, 128 // lanes * outs), 1, 1)
-        optional = (lanes, outs) != usual
+        optional = (lanes, outs, staged) != usual
         found.append(Variant(f"linear/gemv.{name}", spec, groups, optional=optional))
     return found
+
+
+def stages(args: LinearArgs) -> bool:
+    """Whether x may go through shared memory: one row, and weights that are small beside it."""
+    return args.rows == 1 and bool(wide_rows(args.k, args.dtype)) and quantised(args.dtype)
+
+
+def gemv_constants(args: LinearArgs, lanes: int, outs: int, *, staged: bool) -> dict[int, int]:
+    """Specialisation of kernels/include/gemv.glsl that a variant has of its own."""
+    rows = power_of_two(min(args.rows, GEMV_ROWS))
+    own = {3: rows, 4: wide_rows(args.k, args.dtype), 5: lanes, OUTS: outs}
+    return own | ({STAGED: int(staged)} if weight_format(args.dtype).variant == "q" else {})
+
+
+def quantised(dtype: str) -> bool:
+    """Whether weights of that type have scales."""
+    return weight_format(dtype).quantised
 
 
 def _batch_variant(args: LinearArgs, name: str, most_groups: int, *, optional: bool) -> Variant:
@@ -346,7 +363,7 @@ def _batch_variant(args: LinearArgs, name: str, most_groups: int, *, optional: b
     lanes, outs = gemv_geometry(args.products, args.k, 2 if args.gated else 1, most_groups)
     return Variant(
         f"linear/gemv.{name}",
-        {3: GEMV_ROWS, 4: wide_rows(args.k, args.dtype), 5: lanes, OUTS: outs},
+        gemv_constants(args, lanes, outs, staged=False),
         (ceil_div(args.products, 128 // lanes * outs), ceil_div(args.rows, GEMV_ROWS), 1),
         optional=optional,
     )

@@ -19,14 +19,13 @@ from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
 from hornito.ops.linear import (
     GEMV_ROWS,
     NORM,
-    OUTS,
     LinearArgs,
     check_matrix,
     check_norm,
     emit_linear,
     format_constants,
-    power_of_two,
-    wide_rows,
+    gemv_constants,
+    stages,
 )
 from hornito.ops.rms_norm import norm
 from hornito.ops.rope import lower_set
@@ -97,10 +96,12 @@ def _variants(node: Node, low: Lowering, args: LinearArgs) -> list[Variant]:
     pairs = (node.attr("heads") + 2 * kv.kv_heads) * (kv.head_dim // 2)
     kernel = f"linear/gemv_append.{suffix}_{weight_format(args.dtype).variant}"
     found = []
-    for lanes in (64, 32, 16):
-        spec = {3: power_of_two(args.rows), 4: wide_rows(args.k, args.dtype), 5: lanes}
+    staged = (False, True) if stages(args) else (False,)
+    for lanes, through in ((n, s) for s in staged for n in (64, 32, 16)):
+        spec = gemv_constants(args, lanes, 2, staged=through)
         groups = (ceil_div(pairs, 128 // lanes), 1, 1)
-        found.append(Variant(kernel, spec, groups, optional=lanes != 64))
+        optional = (lanes, through) != (64, False)
+        found.append(Variant(kernel, spec, groups, optional=optional))
     return [*found, apart]
 
 
@@ -143,7 +144,6 @@ def _emit(node: Node, low: Lowering, args: LinearArgs, chosen: Variant) -> None:
         spec={
             0: int(args.bias is not None),
             NORM: int(args.norm is not None),
-            OUTS: 2,
             **chosen.spec,
             **format_constants(weight_format(args.dtype)),
         },

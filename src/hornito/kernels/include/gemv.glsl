@@ -1,6 +1,7 @@
 // The sums of kernels for few rows on GPUs: LANES threads share OUTS weight rows and stride through
 // their weights, so that a row of x is loaded once for all of them; the threads' sums join in a fixed
-// tree. With NORM, x is taken times the norm's weight, and the squares of x are summed on the way: the
+// tree. With STAGED (one row of x), a piece of x goes through shared memory, where lanes find it side by
+// side: a lane's chunk of x is 64 bytes, so that loads of it from memory touch many lines. With NORM, x is taken times the norm's weight, and the squares of x are summed on the way: the
 // norm's factor comes out with the sums.
 #ifndef HORNITO_GEMV
 #define HORNITO_GEMV
@@ -14,13 +15,21 @@ layout(constant_id = 11) const uint OUTS = 1u;
 layout(constant_id = 10) const uint NORM = 0u;
 
 #ifdef WEIGHT_Q
+layout(constant_id = 12) const uint STAGED = 0u;
 const uint VECTORS = 4u;  // of x, for a chunk of weights
 #else
+const uint STAGED = 0u;
 const uint VECTORS = 2u;
 #endif
 
 // Every thread's sums of one row of x, and of its squares: [weight row, or 4][thread].
 shared float tree[128 * 5];
+
+#ifdef WEIGHT_Q
+// A piece of x: vector e of chunk c at [e * STAGE_PITCH + c]; the pitch keeps banks apart.
+const uint STAGE_PITCH = 66u;
+shared vec4 stage[4 * 66];
+#endif
 
 // A chunk of a row's weights as it lies in memory: sixteen of them where weights are quantised, eight
 // elsewhere. `more` is used where a chunk is 32 bytes.
@@ -108,6 +117,24 @@ vec4 chunk_places() {
 float sum[16];
 float square[4];
 
+#ifdef WEIGHT_Q
+// Brings `count` chunks of row r of x, from chunk c0 on, to shared memory, times the norm's weight. Every
+// thread must call it.
+void stage_x(Floats x, Floats norm, uint k, uint r, uint c0, uint count) {
+  uint end = min(4u * count, k / 4u - 4u * c0);
+  barrier();
+  for (uint f = gl_LocalInvocationID.x; f < end; f += 128u) {
+    vec4 v = load_float4(x, r * (k / 4u) + 4u * c0 + f);
+    if (NORM == 1u) {
+      square[0] += dot(v, v);
+      v *= load_float4(norm, 4u * c0 + f);
+    }
+    stage[f % 4u * STAGE_PITCH + f / 4u] = v;
+  }
+  barrier();
+}
+#endif
+
 // Adds up this thread's part of the sums of the weight rows `weight[0 .. OUTS)` with ROWS rows of x from
 // row0 on.
 void sum_rows(Floats x, Floats norm, Matrix m, uint row0, uint weight[4]) {
@@ -117,8 +144,9 @@ void sum_rows(Floats x, Floats norm, Matrix m, uint row0, uint weight[4]) {
   if (WIDE == 1u) {
     uint chunks = m.k / (4u * VECTORS);
     // Several strides of weights are on their way before the first is used.
-    const uint DEEP = OUTS == 4u ? 2u : 4u;
-    for (uint i0 = lane; i0 < chunks; i0 += DEEP * LANES) {
+    const uint DEEP = STAGED == 1u ? min(8u / OUTS, 64u / LANES) : OUTS == 4u ? 2u : 4u;
+    for (uint c0 = 0u; c0 < chunks; c0 += DEEP * LANES) {
+      uint i0 = c0 + lane;
       uvec4 raw[8];
       uvec4 more[8];
       vec2 scale[8];
@@ -126,6 +154,9 @@ void sum_rows(Floats x, Floats norm, Matrix m, uint row0, uint weight[4]) {
         uint i = min(i0 + j / OUTS * LANES, chunks - 1u);
         load_chunk(m, weight[j % OUTS], i, raw[j], more[j], scale[j]);
       }
+#ifdef WEIGHT_Q
+      if (STAGED == 1u) stage_x(x, norm, m.k, row0, c0, DEEP * LANES);
+#endif
       [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
         uint i = i0 + u * LANES;
         if (i >= chunks) break;
@@ -133,10 +164,15 @@ void sum_rows(Floats x, Floats norm, Matrix m, uint row0, uint weight[4]) {
           vec4 v[VECTORS];
           float all = 0.0;
           [[unroll]] for (uint e = 0u; e < VECTORS; ++e) {
-            v[e] = load_float4(x, (row0 + r) * (m.k / 4u) + i * VECTORS + e);
-            if (NORM == 1u) {
-              square[r] += dot(v[e], v[e]);
-              v[e] *= load_float4(norm, i * VECTORS + e);
+#ifdef WEIGHT_Q
+            if (STAGED == 1u) v[e] = stage[e * STAGE_PITCH + i - c0];
+#endif
+            if (STAGED == 0u) {
+              v[e] = load_float4(x, (row0 + r) * (m.k / 4u) + i * VECTORS + e);
+              if (NORM == 1u) {
+                square[r] += dot(v[e], v[e]);
+                v[e] *= load_float4(norm, i * VECTORS + e);
+              }
             }
 #ifdef WEIGHT_Q
             all += (v[e].x + v[e].y) + (v[e].z + v[e].w);
@@ -195,26 +231,30 @@ void sum_rows(Floats x, Floats norm, Matrix m, uint row0, uint weight[4]) {
   }
 }
 
+// Threads that a square of x is added up over: all, where each loads another part of a row.
+const uint SQUARE_LANES = STAGED == 1u ? 128u : LANES;
+
 // Joins the threads' sums of row r of x. Every thread of the workgroup must call it; the sums are then
-// at tree[o * 128 + first thread of the lanes], that of the squares at o = 4.
+// at tree[o * 128 + first thread of the lanes].
 void join_row(uint r) {
   uint t = gl_LocalInvocationID.x;
   barrier();
   [[unroll]] for (uint o = 0u; o < OUTS; ++o) tree[o * 128u + t] = sum[r * 4u + o];
   if (NORM == 1u) tree[512u + t] = square[r];
-  for (uint w = LANES / 2u; w > 0u; w >>= 1) {
+  for (uint w = (NORM == 1u ? SQUARE_LANES : LANES) / 2u; w > 0u; w >>= 1) {
     barrier();
-    if (t % LANES < w) {
+    if (w < LANES && t % LANES < w) {
       [[unroll]] for (uint o = 0u; o < OUTS; ++o) tree[o * 128u + t] += tree[o * 128u + t + w];
-      if (NORM == 1u) tree[512u + t] += tree[512u + t + w];
     }
+    if (NORM == 1u && t % SQUARE_LANES < w) tree[512u + t] += tree[512u + t + w];
   }
   barrier();
 }
 
 // The factor of the row that was joined, of the lanes that begin at thread `first`.
 float norm_factor(uint first, uint k, float eps) {
-  return NORM == 1u ? inversesqrt(tree[512u + first] / float(k) + eps) : 1.0;
+  uint at = STAGED == 1u ? 512u : 512u + first;
+  return NORM == 1u ? inversesqrt(tree[at] / float(k) + eps) : 1.0;
 }
 
 #endif
