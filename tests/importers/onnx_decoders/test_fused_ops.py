@@ -14,6 +14,8 @@ pytest.importorskip("onnxruntime")
 from hornito.errors import UnsupportedError
 from hornito.importers import open_source
 from hornito.importers.onnx.match.attention import nice_scale
+from hornito.importers.onnx.match.rope import from_tables
+from hornito.importers.onnx.values import Const, Unmatched
 from onnx_decoder import (
     DIM,
     HEADS,
@@ -97,6 +99,21 @@ def test_a_scale_is_only_taken_for_another_within_the_noise_of_its_type() -> Non
             assert nice_scale(float(noisy), dim) == exact
         assert nice_scale(exact * 1.001, dim) == exact * 1.001
         assert nice_scale(exact * 0.9995, dim) == exact * 0.9995
+
+
+@pytest.mark.parametrize(("length", "dim"), [(40, 16), (131072, 8), (131072, 66)])
+def test_tables_are_angles_in_fp32_and_nothing_else(length: int, dim: int) -> None:
+    """Tables of 131072 positions are off by 4e-3 in themselves; one wrong row of short ones shows
+    from far less on."""
+    inv = (5e5 ** (-np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim))).astype(np.float32)
+    angle = np.arange(length, dtype=np.float32)[:, None] * inv[None]
+    cos, sin = np.cos(angle), np.sin(angle)
+    freq, scale = from_tables(Const(cos), Const(sin))
+    np.testing.assert_allclose(freq, inv, rtol=2e-7)
+    assert scale == 1.0
+    cos[31] += 1e-4
+    with pytest.raises(Unmatched, match="no cos and sin of positions"):
+        from_tables(Const(cos), Const(sin))
 
 
 def test_rotary_embedding_turns_a_part_of_each_head(tmp_path: Path) -> None:
@@ -294,6 +311,8 @@ def test_causal_flag_over_a_past_outside_of_the_op_is_refused(tmp_path: Path) ->
     [
         ({"kv_cache_bit_width": 8}, "kv_cache_bit_width=8"),
         ({"smooth_softmax": 1}, "smooth_softmax=1"),
+        ({"local_window_size": 0}, "local_window_size 0"),
+        ({"softcap": -2.0}, "softcap -2"),
     ],
 )
 def test_group_query_attention_refuses(tmp_path: Path, attrs: dict[str, int], message: str) -> None:

@@ -114,7 +114,11 @@ def group_query_attention(cx: Lift, node: OpNode, x: Inputs) -> list[Value | Non
     if facts.get("do_rotary"):
         pairs = bool(facts.get("rotary_interleaved"))
         q, k = (_rotated(cx, part, x, pairs=pairs) for part in (q, k))
-    window = max(int(facts.get("local_window_size", -1)), 0)
+    window = int(facts.get("local_window_size", -1))
+    softcap = float(facts.get("softcap", 0.0))
+    if window == 0 or window < -1 or not softcap >= 0:
+        raise Unmatched(f"local_window_size {window} with softcap {softcap:g}")
+    window = max(window, 0)
     bias = at(x, 10)
     if bias is not None:
         window = _window(cx, bias, window)
@@ -136,7 +140,7 @@ def group_query_attention(cx: Lift, node: OpNode, x: Inputs) -> list[Value | Non
         "heads": heads,
         "scale": nice_scale(float(facts.get("scale", 0.0)) or head_dim**-0.5, head_dim),
         "window": window,
-        "softcap": float(facts.get("softcap", 0.0)),
+        "softcap": softcap,
     }
     made = cx.dag.emit("attention", [names[0], cache], attrs, width=heads * head_dim, root=cx.now)
     cx.note("GroupQueryAttention")

@@ -25,10 +25,14 @@ from hornito.importers.onnx.values import (
     Trig,
     Unmatched,
     Value,
+    widen,
 )
 
 if TYPE_CHECKING:
     from hornito.importers.onnx.lift import Lift
+
+#: Rows of a table that are read at a time.
+_PART = 1 << 14
 
 
 @binary("Mul")
@@ -165,30 +169,45 @@ def from_tables(cos: Const, sin: Const) -> tuple[Floats, float]:
     Raises:
         Unmatched: they are no such tables.
     """
-    c, s = (t.numbers().astype(np.float64) for t in (cos, sin))
-    if c.ndim != 2 or c.shape != s.shape or len(c) < 2:
-        raise Unmatched(f"tables {c.shape} and {s.shape} are no cos and sin of positions")
-    scale = float(np.median(np.hypot(c, s)))
+    length = cos.array.shape[0] if cos.array.ndim else 0
+    if cos.array.ndim != 2 or cos.shape != sin.shape or length < 2:
+        raise Unmatched(f"tables {cos.shape} and {sin.shape} are no cos and sin of positions")
+    # Tables for 131072 positions are large: they are read in parts.
+    some = slice(None, None, max(1, length // 4096))
+    scale = float(np.median(np.hypot(_rows(cos, some), _rows(sin, some))))
     half = cos.array.dtype == np.float16 or cos.bf16
     scale = 1.0 if abs(scale - 1) < (2e-3 if half else 1e-6) else scale
-    freq = np.arctan2(s[1], c[1])
+    first = slice(1, 2)
+    freq: Floats = np.arctan2(_rows(sin, first), _rows(cos, first))[0]
     step = 2
-    while step < len(c):
-        freq = _refined(freq, step, c, s)
+    while step < length:
+        freq = _refined(freq, step, cos, sin)
         step *= 2
-    freq = _refined(freq, len(c) - 1, c, s)
-    angle = np.arange(len(c))[:, None] * freq[None]
-    worst = max(
-        float(np.abs(np.cos(angle) * scale - c).max()),
-        float(np.abs(np.sin(angle) * scale - s).max()),
-    )
-    if worst > (2e-2 if half else 2e-3):
-        raise Unmatched(f"tables that are no cos and sin of positions (off by {worst:.2g})")
+    freq = _refined(freq, length - 1, cos, sin)
+    for start in range(0, length, _PART):
+        part = slice(start, min(start + _PART, length))
+        angle = np.arange(part.start, part.stop)[:, None] * freq[None]
+        worst = np.maximum(
+            np.abs(np.cos(angle) * scale - _rows(cos, part)),
+            np.abs(np.sin(angle) * scale - _rows(sin, part)),
+        )
+        # An angle in fp32 is off by its own rounding and by that of its frequency.
+        allowed = scale * ((2e-2 if half else 1e-5) + np.abs(angle) * 2.0**-23)
+        if not bool((worst <= allowed).all()):
+            raise Unmatched(
+                f"tables that are no cos and sin of positions (off by {worst.max():.2g})"
+            )
     return freq, scale
 
 
-def _refined(freq: Floats, step: int, c: Floats, s: Floats) -> Floats:
-    phase = np.arctan2(s[step], c[step])
+def _rows(table: Const, rows: slice) -> Floats:
+    part = table.array[rows]
+    return (widen(part) if table.bf16 else part).astype(np.float64)
+
+
+def _refined(freq: Floats, step: int, cos: Const, sin: Const) -> Floats:
+    row = slice(step, step + 1)
+    phase = np.arctan2(_rows(sin, row), _rows(cos, row))[0]
     turns = np.round((freq * step - phase) / (2 * np.pi))
     refined: Floats = (phase + 2 * np.pi * turns) / step
     return refined
