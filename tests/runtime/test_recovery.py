@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hornito
 from faults import lose
 from hornito.errors import DeviceLostError, SessionError
 from hornito.runtime.decode import decode
@@ -232,3 +233,31 @@ def test_a_device_that_is_lost_again_and_again_is_an_error(
         monkeypatch.undo()
         session.step(9)  # the next use gets a device that works
         assert session.ids == [3, 4, 5, 9]
+
+
+def test_through_the_interface(
+    kernels: None, compiled: Compiled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream goes on behind a loss; without `recover` it ends with what to do."""
+    monkeypatch.setenv("HORNITO_CACHE", str(tmp_path))
+    wanted = golden("llama-tiny")
+
+    def stream(llm: hornito.LLM) -> list[int]:
+        tokens: list[int] = []
+        for chunk in llm.stream(wanted.prompt, max_tokens=16, ignore_eos=True):
+            tokens += chunk.token_ids
+            if len(tokens) == 5:
+                lose(llm.engine.device)
+        return tokens
+
+    package = compiled("llama-tiny")
+    with hornito.load(package, context=128, precision="high", recover=True) as llm:
+        timer = llm.time_gpu()
+        assert stream(llm) == wanted.tokens[:16]
+        assert llm.engine.generation == 1 and llm.device_line
+        assert timer is None or timer.seconds() >= 0
+    with (
+        hornito.load(package, context=128, precision="high") as llm,
+        pytest.raises(DeviceLostError, match="--recover"),
+    ):
+        stream(llm)

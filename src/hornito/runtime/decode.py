@@ -397,7 +397,9 @@ class DecodeRun:
                 for _, count in self.in_flight:
                     self.engine.skip_records("batch", len(self.sessions), count)
                 self.in_flight.clear()
-            if last:
+            if (
+                last and not self.engine.device.lost
+            ):  # of a lost device there is nothing to wait for
                 self.engine.wait(last)
             for session in self.sessions:
                 session.leave(self)
