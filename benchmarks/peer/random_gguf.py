@@ -48,6 +48,7 @@ class RandomWriter:
         self.file = gguf.GGUFWriter(out, "qwen2")
         self._rng = np.random.default_rng(0)
         self._pool = self._rng.standard_normal(1 << 22, dtype=np.float32) * np.float32(0.02)
+        self._made: dict[tuple[int, int, Any], npt.NDArray[Any]] = {}
 
     def values(self, *dims: int) -> npt.NDArray[np.float32]:
         """Normal values from a fixed pool, from a random place on."""
@@ -55,8 +56,11 @@ class RandomWriter:
         return np.resize(np.roll(self._pool, -start), int(np.prod(dims))).reshape(dims)
 
     def matrix(self, name: str, rows: int, columns: int, kind: Any) -> None:
-        """A weight in a storage type."""
-        data = gguf.quants.quantize(self.values(rows, columns), kind)
+        """A weight in a storage type; those of one shape are rotations of one another's rows."""
+        key = (rows, columns, kind)
+        if key not in self._made:
+            self._made[key] = gguf.quants.quantize(self.values(rows, columns), kind)
+        data = np.roll(self._made[key], int(self._rng.integers(1, rows)), axis=0)
         self.file.add_tensor(name, data, raw_dtype=kind)
 
     def vector(self, name: str, data: npt.NDArray[np.float32]) -> None:
