@@ -58,7 +58,7 @@ def test_equal(capsys: pytest.CaptureFixture[str]) -> None:
     order = [line.split()[0] for line in lines if line.startswith(("embedding", "layer", "logits"))]
     assert order[0] == "embedding" and order[-1] == "logits" and "layer2.cache.keys" in order
     assert lines[-1] == "EQUAL within relative error 0.001, cosine 0.999"
-    assert "layer0.k_rope" in out and "DIFFERS" not in out
+    assert "layer0.q_rope" in out and "DIFFERS" not in out
 
 
 @pytest.mark.gpu
@@ -82,7 +82,9 @@ def test_differs_and_the_guilty_one(
 
     assert main([*DECODER, "--ref", "cpu", "--bisect", "--summary"]) == 1
     out = capsys.readouterr().out
-    assert "first divergence: layer0.mlp.gated, made by gated_linear (linear/words.gated" in out
+    first = next(line for line in out.splitlines() if line.startswith("first divergence: "))
+    assert first.startswith("first divergence: layer0.mlp.gated, made by gated_linear (")
+    assert "linear/words.gated" in first
     assert out.splitlines()[-1].startswith("guilty: kernel linear/words.gated")
 
 
@@ -160,6 +162,22 @@ def test_tensors(bert: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert main(["compile", str(bert), str(package), *DIMS]) == 0
     assert main(["compare", str(package), "--ref", str(bert), *DIMS]) == 0
     assert "output last_hidden_state" in capsys.readouterr().out
+
+
+def test_a_bucket_is_chosen_by_its_dims(
+    bert: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "bert.vxm"
+    buckets = ["--bucket", "sequence_length=16", "--bucket", "sequence_length=8"]
+    assert main(["compile", str(bert), str(package), "--dim", "batch_size=1", *buckets]) == 0
+    compare = ["compare", str(package), "--backend", "cpu", "--summary"]
+    assert main([*compare, "--ref", str(bert), *DIMS]) == 0
+    assert main([*compare, "--ref", "cpu", "--dim", "sequence_length=8"]) == 0
+    np.save(tmp_path / "ids.npy", np.ones((1, 16), np.int64))
+    assert main([*compare, "--ref", "cpu", "--input", f"input_ids={tmp_path / 'ids.npy'}"]) == 0
+    capsys.readouterr()
+    assert main([*compare, "--ref", "cpu"]) == 2
+    assert "choose one with --bucket: " in capsys.readouterr().err
 
 
 @pytest.mark.gpu

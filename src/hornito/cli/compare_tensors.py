@@ -107,12 +107,8 @@ def _graph(arguments: argparse.Namespace, path: Path, given: dict[str, Any]) -> 
             with open_package(path) as package:
                 package.check()
         buckets = load_buckets(path)
-        if arguments.bucket is not None:
-            buckets = [b for b in buckets if b.name == arguments.bucket] or buckets
-        if len(buckets) == 1 and not set(buckets[0].graph.inputs) <= set(given):
-            return buckets[0].graph
         shapes = {name: array.shape for name, array in given.items()}
-        return pick(buckets, shapes, name=arguments.bucket, dims=dims).graph
+        return pick(buckets, shapes, name=arguments.bucket, dims=dims, some=True).graph
     if set(parsed.inputs) <= set(given):
         return bind_to(parsed, {n: given[n] for n in parsed.inputs}, dims).graph
     shapes = {name: tuple(array.shape) for name, array in given.items() if name in parsed.inputs}

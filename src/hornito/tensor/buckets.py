@@ -42,12 +42,14 @@ def pick(
     *,
     name: str | None = None,
     dims: Mapping[str, int] | None = None,
+    some: bool = False,
 ) -> Bucket:
     """The bucket whose inputs have these names and shapes.
 
     Args:
         name: take this one only.
         dims: numbers that named dims must have.
+        some: `shapes` may lack inputs, and name others.
 
     Raises:
         UsageError: none fits, or several do; names those that there are.
@@ -66,7 +68,7 @@ def pick(
                 f"{', '.join(map(str, known))}; compile it again with --bucket {dim}={number}"
             )
         found = [b for b in found if b.dims.get(dim) == number]
-    fitting = [b for b in found if b.shapes() == dict(shapes)]
+    fitting = [b for b in found if _fits(b.shapes(), shapes, some)]
     if len(fitting) == 1:
         return fitting[0]
     given = _shapes(shapes) or "none"
@@ -79,6 +81,12 @@ def pick(
         f"no bucket takes the inputs {given}; there are: {_listed(found)}. Compile the model again "
         "with --bucket or --dim for these shapes"
     )
+
+
+def _fits(own: Mapping[str, Shape], given: Mapping[str, Shape], some: bool) -> bool:
+    if not some:
+        return own == dict(given)
+    return all(given[name] == shape for name, shape in own.items() if name in given)
 
 
 def _shapes(shapes: Mapping[str, Shape]) -> str:
