@@ -165,6 +165,25 @@ def test_outputs_that_swap_their_caches_are_refused(tmp_path: Path, other: str) 
         open_source(save(model, tmp_path / "changed.onnx"))
 
 
+@pytest.mark.parametrize(
+    ("op", "numbers", "message"),
+    [
+        ("Mul", np.float32(0.5), "no plain product"),
+        ("Add", np.linspace(-1, 1, 512, dtype=np.float32), "a head with a bias"),
+    ],
+)
+def test_a_node_behind_the_logits_is_named(
+    op: str, numbers: Any, message: str, tmp_path: Path
+) -> None:
+    model = load("qwen2-tiny", tmp_path)
+    for node in model.graph.node:
+        node.output[:] = ["before" if n == "logits" else n for n in node.output]
+    model.graph.initializer.append(numpy_helper.from_array(numbers, "numbers"))
+    model.graph.node.append(helper.make_node(op, ["before", "numbers"], ["logits"], name="last"))
+    with pytest.raises(UnsupportedError, match=rf"logits of node last \({op}\): {message}"):
+        open_source(save(model, tmp_path / "changed.onnx"))
+
+
 def test_logits_by_another_name_behind_the_caches(tmp_path: Path) -> None:
     model = load("qwen2-tiny", tmp_path)
     for node in model.graph.node:

@@ -155,7 +155,9 @@ def _head(cx: Lift, logits: str) -> Raised:
     end = cx.env[logits]
     cap = end.cap if isinstance(end, Capped) else 0.0
     value = end.x if isinstance(end, Capped) else end
-    where = f"{cx.model.path}: output {logits}"
+    last = cx.nodes[cx.makers[logits]] if logits in cx.makers else None
+    made = f" of node {last.name} ({last.op})" if last is not None else ""
+    where = f"{cx.model.path}: output {logits}{made}"
     if not isinstance(value, Rows) or not value.plain or value.factor != 1.0:
         raise UnsupportedError(f"{where}: no plain product with a vocabulary's table")
     linear = cx.dag.nodes[value.value]
