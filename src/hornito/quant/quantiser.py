@@ -147,6 +147,8 @@ class Quantiser:
         if self._activations is None:
             return None
         found = self._activations.statistics(name)
+        if found is None and name not in self._looked_up:
+            self.report.warnings.append(f"{name} has no calibrated twin: its weights alone decide")
         if found is None or name not in self._looked_up:
             return found
         moments = found.moments / np.maximum(np.diag(found.moments).mean(), np.float32(1e-30))
