@@ -286,5 +286,6 @@ def _print_blame(blame: Bisection | None) -> None:
     if blame is None:
         print("nothing differs: nobody to blame")
         return
-    print(f"switched off in {blame.run}, one by one: {', '.join(map(str, blame.tried)) or 'none'}")
+    if blame.tried:
+        print(f"switched off in {blame.run}, one by one: {', '.join(map(str, blame.tried))}")
     print(f"guilty: {blame.verdict}")
