@@ -42,6 +42,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     ({"temperature": -1}, "temperature"),
     ({"temperature": "hot"}, "temperature"),
+    ({"temperature": 10**400}, "temperature"),
     ({"top_p": 0}, "top_p"),
     ({"top_p": 1.5}, "top_p"),
     ({"top_k": -5}, "top_k"),
@@ -88,6 +89,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"best_of": 3}, "best_of"),
+    ({"prompt": ["x"] * 33, "n": 128}, "prompt"),
     ({"suffix": "end"}, "suffix"),
     ({"echo": 1}, "echo"),
     ({"top_logprobs": 1}, "top_logprobs"),
@@ -168,6 +170,18 @@ def test_errors_over_http(server: Live, client: Any) -> None:
     lone = b'{"model": "tiny", "prompt": "\\ud83d"}'
     answer = post(url, content=lone, headers={"content-type": "application/json"})
     assert answer.status_code == 400 and "Unicode" in error_of(answer)["message"]
+    # Errors that quote half a surrogate pair are UTF-8 nonetheless.
+    for quoted in (lone.replace(b'"tiny"', b'"\\ud83d"'), lone.replace(b'"prompt"', b'"\\ud83d"')):
+        answer = post(url, content=quoted, headers={"content-type": "application/json"})
+        assert answer.status_code in (400, 404) and error_of(answer)
+    # Names for the template are nothing but that.
+    messages = [{"role": "user", "content": "hi"}]
+    plain = server.post("/tokenize", messages=messages).json()
+    names = {"self": 1, "prompt": False, "template": 2, "conversation": 3}
+    assert server.post("/tokenize", messages=messages, chat_template_kwargs=names).json() == plain
+    body = {"model": NAME, "messages": messages, "max_tokens": 1, "chat_template_kwargs": names}
+    usage = server.post("/v1/chat/completions", **body).json()["usage"]
+    assert usage["prompt_tokens"] == plain["count"]
 
 
 @pytest.mark.gpu

@@ -166,6 +166,11 @@ def test_grammars_of_both_spellings(grammars: Grammars) -> None:
         (ResponseFormat("regex", "(["), "regular expression .*"),
         (ResponseFormat("grammar", 'start: "a" b'), 'unknown name: "b"'),
         (ResponseFormat("grammar", "no grammar"), "grammar is not valid"),
+        (json_schema({"$ref": "#"}), "no answer can have this JSON schema: no token"),
+        (ResponseFormat("grammar", "start: start"), "no answer can have this grammar: no token"),
+        (ResponseFormat("regex", r"[^\x00-\x{10ffff}]"), "this regular expression: no token"),
+        (ResponseFormat("regex", "a" * 300_000), "has 300000 characters"),
+        (ResponseFormat("grammar", 'start: "a"' + "\n" * 5000), "in 5001 lines"),
     ),
 )
 def test_what_is_wrong_with_a_form_is_said(
@@ -173,6 +178,23 @@ def test_what_is_wrong_with_a_form_is_said(
 ) -> None:
     with pytest.raises(UsageError, match=f"(?s){said}"):
         grammars.start(form)
+
+
+@pytest.mark.parametrize("kind", ("json_schema", "grammar"))
+def test_long_chains_of_references_do_not_end_the_process(grammars: Grammars, kind: str) -> None:
+    """They are followed by recursion, which an ordinary stack has no room for."""
+    if kind == "json_schema":
+        count = 6000
+        chain = {f"a{i}": {"$ref": f"#/$defs/a{i + 1}"} for i in range(count)}
+        schema = {"$defs": {**chain, f"a{count}": {"enum": ["x"]}}, "$ref": "#/$defs/a0"}
+        form, said = json_schema(schema), '"x"'
+    else:
+        count = 4000
+        rules = [f"a{i}: a{i + 1}" for i in range(count)]
+        form = ResponseFormat("grammar", "\n".join(["start: a0", *rules, f'a{count}: "x"']))
+        said = "x"
+    walk = random_answer(grammars.start(form), random.Random(1))
+    assert byte_tokenizer().decode(walk) == said
 
 
 def test_a_model_without_an_end_token_has_no_forms() -> None:

@@ -171,6 +171,7 @@ def test_a_written_call_is_read_again(style: str) -> None:
         ([{"type": "code"}], r"tools\[0\] must be"),
         ([BARE, {"type": "function", "function": {"name": "a b"}}], r"tools\[1\]\.function\.name"),
         ([{"type": "function", "function": {"name": "f", "parameters": 3}}], "a JSON schema"),
+        ([{"type": "function", "function": {"name": "f", "parameters": []}}], "a JSON schema"),
         ([BARE, BARE], "'stop' twice"),
         ([{**BARE, "cache": 1}], "has a field 'cache'"),
         ([{"type": "function", "function": {"name": "f", "strict": 1.5}}], "strict must be"),

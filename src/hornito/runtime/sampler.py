@@ -340,6 +340,6 @@ def _number(name: str, value: object, least: float, most: float, *, above: bool 
     allowed = f"above {least:g} and at most {most:g}" if above else f"from {least:g} to {most:g}"
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise UsageError(f"{name} must be a number {allowed}, not {value!r}")
-    number = float(value)
-    if not least <= number <= most or (above and number == least):
+    # Compared as it is: an integer may be too large for a float.
+    if not least <= value <= most or (above and value == least):
         raise UsageError(f"{name} must be {allowed}, not {value}")

@@ -37,9 +37,15 @@ class ApiError(Exception):
     ) -> None:
         super().__init__(message)
         self.status = status
+        said, param = _sendable(message), None if param is None else _sendable(param)
         self.body: dict[str, Any] = {
-            "error": {"message": message, "type": kind, "param": param, "code": code, **numbers}
+            "error": {"message": said, "type": kind, "param": param, "code": code, **numbers}
         }
+
+
+def _sendable(text: str) -> str:
+    """Text that quotes a request, which may hold half a surrogate pair; UTF-8 has none."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def context_error(tokens: int, context: int, param: str) -> ApiError:

@@ -17,6 +17,8 @@ from hornito.tool_use import ToolUse
 
 MOST_CHOICES = 128
 MOST_STOPS = 64
+MOST_ANSWERS = 4096
+"""Of one request: each has its place in the queue, and its tokens until all are complete."""
 MOST_TOKENS = (1 << 31) - 1
 
 _SAMPLING = (
@@ -156,6 +158,12 @@ def completion_request(body: Mapping[str, Any], defaults: Defaults) -> Completio
     common = _common(fields, defaults, logprobs=logprobs, max_tokens=limit)
     if best not in (None, common.n):
         raise fields.wrong("best_of", "is not supported, unless it equals n")
+    if len(prompts) * common.n > MOST_ANSWERS:
+        raise fields.wrong(
+            "prompt",
+            f"holds {len(prompts)} prompts, which with n {common.n} makes "
+            f"{len(prompts) * common.n} answers; one request may ask for {MOST_ANSWERS}",
+        )
     fields.neutral("suffix", "")
     fields.finish()
     return CompletionRequest(common, prompts, echo)

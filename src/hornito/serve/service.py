@@ -73,7 +73,7 @@ class TextService:
         *,
         prompt: bool = True,
         tools: ToolUse | None = None,
-        **variables: Any,
+        variables: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """The ids of a conversation; ApiError when the template refuses it, or there is none."""
         template = self.chat_template
@@ -117,7 +117,7 @@ class TextService:
         parsed = chat_request(await read_body(request), self.defaults)
 
         def prepare() -> tuple[list[int], ResponseFormat | None]:
-            ids = self.chat_ids(parsed.messages, tools=parsed.tools, **parsed.variables)
+            ids = self.chat_ids(parsed.messages, tools=parsed.tools, variables=parsed.variables)
             self.check_length(ids, "messages")
             form = parsed.tools.form(self.chat_template, parsed.common.form)
             self.check_form(form)

@@ -55,7 +55,7 @@ def _tokenize(service: TextService, body: dict[str, Any]) -> dict[str, Any]:
         messages = messages_field(fields)
         prompt = fields.take("add_generation_prompt", bool, True)
         variables = variables_field(fields)
-        ids = service.chat_ids(messages, prompt=prompt, **variables)
+        ids = service.chat_ids(messages, prompt=prompt, variables=variables)
     else:
         text = fields.take("prompt", str, MISSING)
         special = fields.take("parse_special", bool, True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hornito.errors import HornitoError, UsageError
 from hornito.ops.sampling import mask_bytes
@@ -21,8 +22,19 @@ if TYPE_CHECKING:
 
     from hornito.text.tokenizer import Tokenizer
 
+T = TypeVar("T")
+
+_stack_lock = threading.Lock()
+
 MOST_KEPT = 32
 """Compiled grammars that are kept for the next answer of the same form."""
+
+MOST_BYTES = 256 << 10
+MOST_LINES = 4096
+STACK_BYTES = 256 << 20
+"""llguidance follows references by recursion, some 4 KB of stack for each of a chain. Where a stack
+ends the process ends; so compilation has one that the longest chain of a form of MOST_BYTES and
+MOST_LINES leaves unfilled. Only what is used of it is memory."""
 
 #: Spaces as `json.dumps` puts them. Free space would let an answer go on with it for ever.
 JSON_OPTIONS = {
@@ -30,6 +42,9 @@ JSON_OPTIONS = {
     "item_separator": ", ",
     "key_separator": ": ",
 }
+
+
+_DEAD_END = "no token of the vocabulary can go on the answer in its grammar"
 
 
 class GrammarState:
@@ -53,7 +68,7 @@ class GrammarState:
         mask = bytes(self._matcher.compute_bitmask()[: self._mask_size])  # a word more at times
         self._check()
         if not mask.strip(b"\0"):
-            raise HornitoError("no token of the vocabulary can go on the answer in its grammar")
+            raise HornitoError(_DEAD_END)
         return mask
 
     def accept(self, token: int) -> None:
@@ -75,8 +90,10 @@ class GrammarState:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = self._matcher.get_error().partition("\n<state>")[0]
-            raise HornitoError(f"the answer's grammar failed: {reason.strip():.500}")
+            reason = self._matcher.get_error().partition("\n<state>")[0].strip()
+            if reason.startswith("NoExtension"):
+                raise HornitoError(_DEAD_END)
+            raise HornitoError(f"the answer's grammar failed: {reason:.500}")
 
 
 class Grammars:
@@ -111,7 +128,7 @@ class Grammars:
         with self._lock:
             matcher = self._kept.get(form)
             if matcher is None:
-                matcher = self._compiled(form)
+                matcher = _on_a_large_stack(lambda: self._compiled(form))
                 self._kept[form] = matcher
                 while len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
@@ -123,6 +140,12 @@ class Grammars:
         what = {"json_schema": "JSON schema", "regex": "regular expression"}.get(
             form.kind, "grammar"
         )
+        size, lines = len(form.text), form.text.count("\n") + 1
+        if size > MOST_BYTES or lines > MOST_LINES:
+            raise UsageError(
+                f"the {what} has {size} characters in {lines} lines; the most are {MOST_BYTES} "
+                f"characters and {MOST_LINES} lines"
+            )
         try:
             text = _grammar_text(form)
         except ValueError as error:
@@ -131,7 +154,23 @@ class Grammars:
         if matcher.is_error():
             reason = matcher.get_error().partition("\n<state>")[0].strip()
             raise UsageError(f"the {what} is not valid or not supported: {reason:.500}")
+        try:
+            # Forms that nothing matches, or that are too large, show where an answer would begin.
+            GrammarState(matcher.deep_copy(), self._mask_size).mask()
+        except HornitoError as error:
+            raise UsageError(f"no answer can have this {what}: {error}") from error
         return matcher
+
+
+def _on_a_large_stack(make: Callable[[], T]) -> T:
+    """The result of a call in a thread with STACK_BYTES, or what it raised."""
+    with ThreadPoolExecutor(1) as pool, _stack_lock:
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            future = pool.submit(make)  # starts the thread
+        finally:
+            threading.stack_size(before)
+    return future.result()
 
 
 def _grammar_text(form: ResponseFormat) -> str:

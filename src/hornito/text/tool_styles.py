@@ -91,7 +91,7 @@ def check_tools(tools: object) -> list[dict[str, Any]]:
                 f"tools[{place}].function.name must be up to 64 letters, digits, _ and -, not "
                 f"{name!r:.80}"
             )
-        if not isinstance(function.get("parameters") or {}, Mapping):
+        if not isinstance(function.get("parameters"), Mapping | None):
             raise UsageError(f"tools[{place}].function.parameters must be a JSON schema")
         if function.get("strict") not in (None, True, False):
             raise UsageError(f"tools[{place}].function.strict must be true or false")
