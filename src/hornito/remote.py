@@ -14,6 +14,12 @@ from hornito.runner import END, ERROR, REWIND
 MOST_LINES = 8
 """Lines of stderr that an error shows."""
 
+MOST_GREETING = 200
+"""Lines on stdout before the first answer, which are a greeting of a machine in between."""
+
+MOST_LINE_BYTES = 4096
+"""Of a line on stdout: what is longer is none of a runner."""
+
 
 class RemoteRefusal(HornitoError):
     """The runner can't do what a line asks; the next one works."""
@@ -124,12 +130,16 @@ class RemoteRunner:
 
     def _answer(self) -> Iterator[str]:
         """The lines of an answer, without the last."""
-        assert self._process.stdout is not None
+        source = self._process.stdout
+        assert source is not None
         refusal: str | None = None
-        for raw in iter(self._process.stdout.readline, b""):
+        greeting = 0
+        while raw := source.readline(MOST_LINE_BYTES):
+            line = _printable(raw)
+            if len(raw) == MOST_LINE_BYTES:
+                raise self._lost(f"wrote a line that begins with {line[:40]!r} and has no end")
             if not raw.endswith(b"\n"):
                 break  # cut in the middle of a line
-            line = raw.decode("utf-8", "replace").strip()
             if line == END:
                 self._answered, self._busy = True, False
                 if refusal is not None:
@@ -142,8 +152,13 @@ class RemoteRunner:
             elif self._answered or line.isdigit():
                 self._answered = True
                 yield line
+            elif greeting == MOST_GREETING:
+                raise self._lost(
+                    f"wrote {line[:80]!r} and {greeting} more lines that no runner has"
+                )
             elif line:
-                self._note(line)  # a greeting of the machine in between
+                greeting += 1
+                self._note(line)
         raise self._lost("hung up")
 
     def _listen(self) -> None:
@@ -151,8 +166,7 @@ class RemoteRunner:
         assert self._process.stderr is not None
         with self._process.stderr as source:
             for raw in source:
-                line = raw.decode("utf-8", "replace").rstrip()
-                if line:
+                if line := _printable(raw):
                     self._said.append(line)
                     self._note(line)
 
@@ -168,3 +182,9 @@ class RemoteRunner:
             f"the connection to the runner is lost: the command {what}{ended}"
             + (f"; it said:{said}" if said else "; it said nothing")
         )
+
+
+def _printable(raw: bytes) -> str:
+    """A line without what steers a terminal: another machine wrote it."""
+    text = raw.decode("utf-8", "replace").replace("\t", " ")
+    return "".join(c for c in text if c.isprintable()).strip()

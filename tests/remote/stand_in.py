@@ -1,7 +1,8 @@
 """A runner without a model: each turn is answered with its ids plus one, ending in 2.
 
 `stand_in.py HOW`: `well`; `die` in the middle of the second answer; `cut` a line; `noise` that is
-no line of the protocol; `slow` tokens; `refuse` the second turn; `mute`: not one word.
+no line of the protocol; `slow` tokens; `refuse` the second turn; `mute`: not one word; `flood`:
+lines that never end to be a greeting; `endless`: one such line.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ def main() -> int:
     print("stand-in: ready", file=sys.stderr, flush=True)
     if how == "mute":
         return 7
+    while how in ("flood", "endless"):
+        say("\x1b[2Jwelcome" + "\n" * (how == "flood"))
     turn = -1
     for line in sys.stdin:
         if line.startswith("REWIND"):

@@ -117,12 +117,14 @@ def test_answers_on_stdout_and_all_else_on_stderr(talk: object, tmp_path: Path) 
         ("cut", r"hung up \(exit code 0\)", 2),
         ("noise", r"wrote 'Segmentation fault', which is no line of the protocol", 2),
         ("mute", r"hung up \(exit code 7\)", 0),
+        ("flood", r"wrote '\[2Jwelcome' and 200 more lines", 0),
+        ("endless", r"wrote a line that begins with '\[2Jwelcome.*' and has no end", 0),
     ),
 )
 def test_a_dropped_connection_says_so(talk: object, how: str, what: str, answers: int) -> None:
     """The chat ends with exit code 1 and the reason; what had come was printed."""
     code, out, err = talk(how, "hi\nagain\nnever\n")  # type: ignore[operator]
-    assert code == 1 and "Traceback" not in err
+    assert code == 1 and "Traceback" not in err and "\x1b" not in err
     assert re.search(
         "hornito: error: the connection to the runner is lost: the command " + what, err
     )

@@ -80,7 +80,7 @@ def test_sigterm_lets_answers_finish(text_model: Path, tmp_path: Path) -> None:
             httpx.get(f"{url}/health")
     text = "".join(lines)
     assert "every tensor operation on the device" in text and "Traceback" not in text
-    assert "warning: everyone" not in text
+    assert "warning: everyone" not in text and "/v1, model 'mine')" in text
 
 
 def test_ctrl_c(text_model: Path) -> None:

@@ -20,7 +20,13 @@ def server(smollm2_gguf: Path, private_cache: Path, device: str | None) -> Itera
         yield made
 
 
-@pytest.mark.parametrize("name", ["capital", "system", "digits", "completion", "code"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("capital", "system", "digits", "completion", "code"),
+        pytest.param("long", marks=pytest.mark.slow),
+    ],
+)
 def test_loglikelihoods_are_the_goldens(server: Live, name: str) -> None:
     """What a harness asks for: echo, logprobs 1, max_tokens 1; at the high tier within 1e-3."""
     prompt = prompts("smollm2-135m")[name]

@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace) -> int:
     server = Server(_service(arguments), address)
     # The thread that feeds the device must not wait 5 ms for the one that writes answers.
     sys.setswitchinterval(0.0005)
-    _announce(server.url, address)
+    _announce(server.url, str(server.service.card()["id"]), address)
     server.run()
     return 0
 
@@ -186,8 +186,11 @@ def _name(model: str) -> str:
     return name
 
 
-def _announce(url: str, address: Address) -> None:
-    print(f"hornito: listening on {url} (OpenAI's interface at {url}/v1)", file=sys.stderr)
+def _announce(url: str, name: str, address: Address) -> None:
+    print(
+        f"hornito: listening on {url} (OpenAI's interface at {url}/v1, model {name!r})",
+        file=sys.stderr,
+    )
     if not address.loopback and address.api_key is None:
         print(
             "hornito: warning: everyone who reaches this address can use the model; --api-key KEY "
