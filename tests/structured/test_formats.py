@@ -52,6 +52,10 @@ def test_what_is_no_form_is_named(value: Any, said: str) -> None:
         ResponseFormat.of(value)
 
 
+def test_true_is_a_schema() -> None:
+    assert json_schema(True) == json_schema({})
+
+
 def test_a_schema_must_be_json() -> None:
     loop: dict[str, Any] = {"type": "object"}
     loop["properties"] = {"self": loop}

@@ -62,7 +62,8 @@ def json_schema(schema: Mapping[str, Any] | bool) -> ResponseFormat:
         UsageError: the schema is no JSON.
     """
     try:
-        return ResponseFormat("json_schema", json.dumps(schema))
+        # llguidance has no schema `true`, which means the same.
+        return ResponseFormat("json_schema", json.dumps({} if schema is True else schema))
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"the JSON schema is no JSON: {error}") from error
 

@@ -156,7 +156,9 @@ class Grammars:
             raise UsageError(f"the {what} is not valid or not supported: {reason:.500}")
         try:
             # Forms that nothing matches, or that are too large, show where an answer would begin.
-            GrammarState(matcher.deep_copy(), self._mask_size).mask()
+            first = GrammarState(matcher.deep_copy(), self._mask_size)
+            first.mask()
+            first.take_forced(1)
         except HornitoError as error:
             raise UsageError(f"no answer can have this {what}: {error}") from error
         return matcher
