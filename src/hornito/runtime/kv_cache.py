@@ -222,12 +222,16 @@ class SequenceBlocks:
         return copies
 
     def _free_passed(self, kind: int, position: int, ticket: int) -> None:
+        for index in range(self._passed(kind, position)):
+            self._drop(kind, index, ticket)
+
+    def _passed(self, kind: int, position: int) -> int:
+        """Blocks at the start that neither the window nor the rewind budget reaches."""
         window = self._pools[kind].kind.window
         if not window:
-            return
+            return 0
         passed = max(0, position - self._budget - window + 1) // BLOCK_POSITIONS
-        for index in range(min(passed, len(self._blocks[kind]))):
-            self._drop(kind, index, ticket)
+        return min(passed, len(self._blocks[kind]))
 
     def truncate(self, position: int, ticket: int) -> None:
         """Release the blocks that lie wholly at or behind `position`."""
@@ -245,9 +249,13 @@ class SequenceBlocks:
     def share(self, position: int) -> Blocks:
         """A list of the blocks of the positions up to this one, each with one owner more.
 
-        What lies behind, for steps to come or in flight, stays with this sequence alone.
+        What lies behind, for steps to come or in flight, stays with this sequence alone; so does
+        what a window has passed and the next call frees.
         """
         kept = [blocks[: ceil_div(position, BLOCK_POSITIONS)] for blocks in self._blocks]
+        for kind, blocks in enumerate(kept):
+            passed = min(self._passed(kind, position), len(blocks))
+            blocks[:passed] = [None] * passed
         share_blocks(self._pools, kept)
         return kept
 
@@ -334,8 +342,8 @@ def pool_sizes(
     """Blocks per kind.
 
     By default every slot can fill its context, while two snapshots (a prefix, and the end of a
-    prompt) hold a tail each. A sliding kind holds its window, the rewind budget and the `advance`
-    positions of one call three times: for the session and for either snapshot.
+    prompt) hold a tail each. A sliding kind holds its window and the rewind budget three times, for
+    the session and for either snapshot, and the `advance` positions of one call.
 
     Args:
         kv_bytes: bytes to use instead, in the same proportions.
@@ -347,8 +355,8 @@ def pool_sizes(
     for kind in kinds:
         per_slot = table_blocks + 2
         if kind.window:
-            ring = ceil_div(kind.window + rewind_budget + advance, BLOCK_POSITIONS) + 2
-            per_slot = min(per_slot, 3 * ring)
+            tail = ceil_div(kind.window + rewind_budget, BLOCK_POSITIONS) + 2
+            per_slot = min(per_slot, 3 * tail + ceil_div(advance, BLOCK_POSITIONS))
         counts.append(per_slot * slots)
     if kv_bytes is None:
         return counts
