@@ -66,8 +66,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not gpu_items:
         return
     lines, reason = device_lines()
+    software = any("(software)" in line for line in lines)
     for item in gpu_items:
-        if lines or os.environ.get("HORNITO_REQUIRE_DEVICE") == "1":
+        if item.get_closest_marker("software") and lines and not software:
+            item.add_marker(pytest.mark.skip(reason="no software device beside the GPU"))
+        elif lines or os.environ.get("HORNITO_REQUIRE_DEVICE") == "1":
             # First in line: other fixtures of the test may load kernels already.
             item.fixturenames.insert(0, "kernels")  # type: ignore[attr-defined]
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 
 import numpy as np
@@ -138,7 +139,7 @@ def test_raw_completion_keeps_its_first_space(tmp_path: Path, private_cache: Pat
     """A SentencePiece vocabulary spells the start of a text with a space; what goes on from a
     prompt has that space, an answer in a chat does not."""
     model = write_sentencepiece_model(tmp_path / "sp.gguf")
-    with hornito.load(model, device="software", context=256) as llm:
+    with hornito.load(model, device=os.environ.get("HORNITO_DEVICE"), context=256) as llm:
         assert llm.tokenizer.strips_first_space
         for prompt in ([1, 300 + i] for i in range(50)):
             raw = llm.generate(prompt, max_tokens=2, ignore_eos=True)
@@ -154,9 +155,9 @@ def test_raw_completion_keeps_its_first_space(tmp_path: Path, private_cache: Pat
 
 def test_names_from_the_cache(text_model: Path, llm: LLM) -> None:
     """A source that was loaded once is found by its name."""
-    with hornito.load("tiny", device="software", context=64) as again:
+    with hornito.load("tiny", device=os.environ.get("HORNITO_DEVICE"), context=64) as again:
         assert again.generate("hello", max_tokens=2).token_ids
     with pytest.raises(UsageError, match="holds fp32 weights"):
-        hornito.load("tiny", device="software", weights="fp16")
+        hornito.load("tiny", device=os.environ.get("HORNITO_DEVICE"), weights="fp16")
     with pytest.raises(UsageError, match="did you mean 'tiny'"):
         hornito.load("tiyn")

@@ -89,7 +89,9 @@ def test_compile(
         "support": {"summary": {"source_nodes": 0}},
     }
 
-    def compile_source(src: str, out: str, *, weights: str, progress: object) -> SimpleNamespace:
+    def compile_source(
+        src: str, out: str, *, weights: str, quantisation: object, progress: object
+    ) -> SimpleNamespace:
         calls.append((src, out, weights))
         return SimpleNamespace(**fields, to_dict=lambda: fields)
 

@@ -15,7 +15,6 @@ from hornito.errors import UsageError
 from hornito.graph.graph import Graph
 from hornito.package import open_package
 from hornito.plan.plan import weight_sizes
-from hornito.quant.choice import Quantisation
 from hornito.runtime.session import Session
 from tiny import CONTEXT, Floats
 
@@ -190,10 +189,10 @@ def test_a_package_is_not_said_to_be_more_precise_than_it_is(tmp_path: Path) -> 
     plain, brain = tmp_path / "plain.vxm", tmp_path / "brain.vxm"
     hornito.compile_source(HF / NAME, plain, weights="fp16")
     hornito.compile_source(plain, brain, weights="bf16")
-    with pytest.raises(UsageError, match="holds bf16 .*fp32 would claim precision"):
+    with pytest.raises(UsageError, match=r"holds bf16 .*fp32 would claim precision"):
         hornito.compile_source(brain, anew, weights="fp32")
 
 
 def test_unknown_weights(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="one of fp32, fp16, .*, int4m, keep, not 'int3'"):
+    with pytest.raises(UsageError, match=r"one of fp32, fp16, .*, int4m, keep, not 'int3'"):
         hornito.compile_source("tests/data/hf/llama3-tiny", tmp_path / "m.vxm", weights="int3")

@@ -17,7 +17,7 @@ from hornito.progress import NullProgress
 from hornito.vk.device import open_device
 from tiny import Compiled
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.software]
 
 KERNEL = "linear/broadcast.f32"
 

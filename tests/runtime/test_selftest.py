@@ -28,7 +28,7 @@ from hornito.vk.device import Device, open_device
 from tiny import Compiled, answer, golden, open_engine
 from tree import ROOT, kernel_tool
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.software]
 
 VARIANT = "linear/broadcast.f32"
 """What many rows take on a software device; `linear/lane_row.f32` is its plain twin."""

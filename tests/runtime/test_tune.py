@@ -46,6 +46,7 @@ class Clock:
 
 
 @pytest.mark.gpu
+@pytest.mark.software
 def test_a_tuned_plan_equals_the_default_plan(own_device: Device, compiled: Compiled) -> None:
     """Whatever the measurements say, the tokens are the same."""
     wanted = golden("llama-tiny")
@@ -62,6 +63,7 @@ def test_a_tuned_plan_equals_the_default_plan(own_device: Device, compiled: Comp
 
 
 @pytest.mark.gpu
+@pytest.mark.software
 def test_winners_are_kept_and_used(
     own_device: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,6 +86,7 @@ def test_winners_are_kept_and_used(
 
 
 @pytest.mark.gpu
+@pytest.mark.software
 @pytest.mark.parametrize(("gain", "displaced"), [(MARGIN - 0.01, False), (MARGIN + 0.01, True)])
 def test_a_margin_is_asked_for(
     own_device: Device,
@@ -103,6 +106,7 @@ def test_a_margin_is_asked_for(
 
 
 @pytest.mark.gpu
+@pytest.mark.software
 def test_on_the_command_line(
     compiled: Compiled, own_device: Device, capsys: pytest.CaptureFixture[str]
 ) -> None:
