@@ -25,7 +25,7 @@ def test_the_entry_point_names_the_module() -> None:
 def plugin(
     text_model: Path, private_cache: Path, kernels: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Any]:
-    """The module, registered, with the tiny model in the cache."""
+    """The module, registered, with the tiny model in the cache; models are closed at the end."""
     patch = pytest.MonkeyPatch()
     patch.setenv("LLM_USER_PATH", str(tmp_path_factory.mktemp("llm")))
     hornito.load(text_model, weights="fp32", precision="high", context=128).close()
@@ -36,7 +36,17 @@ def plugin(
     load_plugins()
     if not pm.is_registered(llm_plugin):
         pm.register(llm_plugin)
+    made: list[Any] = []
+    start = llm_plugin.HornitoModel.__init__
+
+    def noted(model: Any, name: str) -> None:
+        start(model, name)
+        made.append(model)
+
+    patch.setattr(llm_plugin.HornitoModel, "__init__", noted)
     yield llm_plugin
+    for model in made:
+        model.close()
     patch.undo()
 
 
