@@ -95,6 +95,17 @@ ensure_vulkan() {
   fi
 }
 
+# The test of the web page needs a browser; where apt has none, it is skipped by name.
+ensure_browser() {
+  command -v chromium-headless-shell chromium chromium-browser google-chrome >/dev/null && return
+  if ! apt-cache show chromium-headless-shell >/dev/null 2>&1; then
+    say "No Chromium here: the test of the web page is skipped"
+    return
+  fi
+  say "Installing chromium-headless-shell, for the test of the web page"
+  apt_install chromium-headless-shell
+}
+
 find_python() {
   local candidate
   for candidate in ${PYTHON:-} python3 python3.13 python3.12 python3.11; do

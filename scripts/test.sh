@@ -5,6 +5,7 @@ cd "$(dirname "$0")/.."
 . scripts/lib.sh
 
 ensure_vulkan test
+ensure_browser
 install_project dev
 
 say "ruff and mypy"
