@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from hornito.cli.main import main
+from hornito.serve.server import Address, Server
 from serving import parse_events, texts
 from tree import ROOT
 
@@ -94,6 +95,22 @@ def test_ctrl_c(text_model: Path) -> None:
     assert any("--api-key KEY" in line for line in lines)
     assert any("GET /health" in line for line in lines)
     assert "Traceback" not in "".join(lines)
+
+
+def test_connections_before_the_loop_starts_wait() -> None:
+    """What is announced as listening refuses nobody, however late the loop starts."""
+
+    class Idle:
+        def close(self) -> None:
+            """Nothing to free."""
+
+    server = Server(Idle(), Address(port=0))  # type: ignore[arg-type]
+    try:
+        with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=5):
+            pass
+    finally:
+        server.stop()
+        server.run()
 
 
 def test_errors_before_anything_is_loaded(

@@ -13,7 +13,7 @@ from hornito.api import LLM
 from text_model import write_text_model
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The tiny model's file, and a cache of its own."""
     patch = pytest.MonkeyPatch()
@@ -22,7 +22,7 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     patch.undo()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def llm(text_model: Path, kernels: None) -> Iterator[LLM]:
     """The tiny model, four slots, fp32 throughout."""
     pytest.importorskip("llguidance", reason="llguidance is not installed (extra 'structured')")

@@ -19,6 +19,9 @@ import uvicorn.config
 from hornito.errors import UsageError
 from hornito.serve.app import Service, make_app
 
+BACKLOG = 2048
+"""Connections that may wait to be accepted; uvicorn's own number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -84,6 +87,8 @@ class Server:
                 server_header=False,
             )
         )
+        # From here on a client's connection waits for `run`; refused, it would have to try again.
+        self._socket.listen(BACKLOG)
 
     @property
     def url(self) -> str:
