@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from hornito.cli.main import main
-from hornito.serve.server import Address, Server
+from hornito.serve import server as server_module
 from serving import parse_events, texts
 from tree import ROOT
 
@@ -97,20 +97,15 @@ def test_ctrl_c(text_model: Path) -> None:
     assert "Traceback" not in "".join(lines)
 
 
-def test_connections_before_the_loop_starts_wait() -> None:
+def test_connections_before_the_loop_starts_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is announced as listening refuses nobody, however late the loop starts."""
-
-    class Idle:
-        def close(self) -> None:
-            """Nothing to free."""
-
-    server = Server(Idle(), Address(port=0))  # type: ignore[arg-type]
+    monkeypatch.setattr(server_module, "make_app", lambda *_, **__: None)
+    server = server_module.Server(None, server_module.Address(port=0))  # type: ignore[arg-type]
     try:
         with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=5):
-            pass
+            assert not server.started
     finally:
-        server.stop()
-        server.run()
+        server._socket.close()
 
 
 def test_errors_before_anything_is_loaded(
