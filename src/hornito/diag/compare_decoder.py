@@ -18,12 +18,12 @@ from hornito.errors import UsageError
 from hornito.graph.graph import CACHE, FLOAT, Graph, Node
 from hornito.graph.shapes import S
 from hornito.ops.base import BLOCK_POSITIONS, ROW_IGNORE_EOS, ROW_LIVE, Array
-from hornito.runtime.kv_cache import release_blocks
 from hornito.runtime.rows import RowUpdate, row_bytes, words
 from hornito.runtime.session import Session
 
 if TYPE_CHECKING:
     from hornito.runtime.engine import Engine
+    from hornito.runtime.kv_cache import SequenceBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,20 +263,13 @@ class DeviceSide:
 
     def _cached(self, session: Session, start: int, live: int) -> dict[str, Array]:
         """Keys and values `[live, kv_heads * head_dim]` of every layer at the newest positions."""
-        engine = self.engine
-        blocks = session.blocks.share(start + live)
-        try:
-            return {
-                f"{name}.{label}": rows
-                for name, layer in self._layers.items()
-                for label, rows in self._layer(blocks, layer, start, live).items()
-            }
-        finally:
-            release_blocks(engine.pools, blocks, engine.last_ticket)
+        return {
+            f"{name}.{label}": rows
+            for name, layer in self._layers.items()
+            for label, rows in self._layer(session.blocks, layer, start, live).items()
+        }
 
-    def _layer(
-        self, blocks: list[list[int | None]], layer: int, start: int, live: int
-    ) -> dict[str, Array]:
+    def _layer(self, blocks: SequenceBlocks, layer: int, start: int, live: int) -> dict[str, Array]:
         engine = self.engine
         index, kind = next(
             (i, kind) for i, kind in enumerate(engine.plan.kinds) if layer in kind.layers
@@ -285,7 +278,7 @@ class DeviceSide:
         dtype = np.float16 if kind.half else np.float32
         parts = []
         for at in range(start // BLOCK_POSITIONS, (start + live - 1) // BLOCK_POSITIONS + 1):
-            block = blocks[index][at]
+            block = blocks.of_kind(index)[at]
             if block is None:
                 raise UsageError(f"layer {layer}: the cache of positions {at * 64}.. was freed")
             buffer, offset = engine.pools[index].place(block)

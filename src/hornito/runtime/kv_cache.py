@@ -7,7 +7,7 @@ date before a submission.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -267,6 +267,11 @@ class SequenceBlocks:
             for index, block in enumerate(given):
                 if block is not None:
                     self._set(kind, index, block)
+
+    def of_kind(self, kind: int) -> Sequence[int | None]:
+        """The blocks of one kind, those included that the next call frees; they stay this
+        sequence's own."""
+        return self._blocks[kind]
 
     def held(self) -> list[int]:
         """Blocks held per kind, shared ones included."""
