@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,3 +29,12 @@ def load_tool(name: str) -> ModuleType:
 def kernel_tool() -> ModuleType:
     """tools/build_kernels.py as a module."""
     return load_tool("build_kernels")
+
+
+@contextmanager
+def own_cache(folders: pytest.TempPathFactory) -> Iterator[Path]:
+    """Hornito's cache in a new folder, so that tests meet nothing that others left there."""
+    folder = folders.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HORNITO_CACHE", str(folder))
+        yield folder

@@ -35,9 +35,6 @@ from hornito.rounding import rounded, storage_of
 from hornito.support import support_report
 
 DEFAULT_WEIGHTS = "fp16"
-_PLAIN = (0, 1)
-"""Numbers of the formats fp32, fp16 and bf16."""
-
 _CACHED_NAME_BYTES = 160
 DEFAULT = "default"
 """In names of cached packages: `keep` for sources with quantised tensors, `fp16` for others."""
@@ -382,7 +379,7 @@ def _without_gain(
         if not weight.matrix or stored == wanted:
             continue
         if wanted.nbytes(weight.shape) >= stored.nbytes(weight.shape) and not (
-            stored.number in _PLAIN and wanted.number in _PLAIN and stored.bits == wanted.bits
+            not stored.quantised and not wanted.quantised and stored.bits == wanted.bits
         ):
             graph.weights[name] = replace(weight, dtype=stored.name)
             left.append(name)

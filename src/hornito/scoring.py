@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hornito.arguments import token_ids
 from hornito.errors import ContextOverflowError, UsageError
 from hornito.plan_summary import room_advice
+from hornito.runtime.prefix import common_prefix
 
 if TYPE_CHECKING:
     from hornito.api import LLM
@@ -75,7 +76,5 @@ def _split(
         return [0], []
     alone = llm.tokenizer.encode(prompt)
     whole = llm.tokenizer.encode(prompt + continuation)
-    shared = 0
-    while shared < min(len(alone), len(whole) - 1) and alone[shared] == whole[shared]:
-        shared += 1
+    shared = common_prefix(alone, whole[:-1])
     return whole[:shared], whole[shared:]

@@ -11,15 +11,13 @@ import pytest
 import hornito
 from hornito.api import LLM
 from text_model import write_text_model
+from tree import own_cache
 
 
 @pytest.fixture(scope="module", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    patch = pytest.MonkeyPatch()
-    folder = tmp_path_factory.mktemp("cache")
-    patch.setenv("HORNITO_CACHE", str(folder))
-    yield folder
-    patch.undo()
+    with own_cache(tmp_path_factory) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="module")

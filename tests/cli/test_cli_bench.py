@@ -21,16 +21,15 @@ from hornito.diag.bench import Test
 from hornito.diag.bench_report import NEAR_DEPTH, BenchRow, PeerRun
 from hornito.diag.starts import measure_starts
 from hornito.errors import FormatError, HornitoError, UsageError
+from tree import own_cache
 
 pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
+    with own_cache(tmp_path_factory):
+        yield
 
 
 @pytest.fixture(scope="module")

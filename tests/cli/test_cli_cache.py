@@ -12,6 +12,7 @@ import pytest
 
 from hornito.cli.main import main
 from text_model import write_text_model
+from tree import own_cache
 
 Capture = pytest.CaptureFixture[str]
 LOAD = ["--context", "256", "--weights", "fp32", "--precision", "high"]
@@ -21,14 +22,12 @@ SYSTEM = "You are a lamp.\nBe bright."
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a model and what prefixes are made of."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    folder = tmp_path_factory.mktemp("desk")
-    write_text_model(folder / "m.gguf")
-    (folder / "system.txt").write_text(f"{SYSTEM}\n")
-    (folder / "text.txt").write_text("once upon a time")
-    yield folder
-    patch.undo()
+    with own_cache(tmp_path_factory):
+        folder = tmp_path_factory.mktemp("desk")
+        write_text_model(folder / "m.gguf")
+        (folder / "system.txt").write_text(f"{SYSTEM}\n")
+        (folder / "text.txt").write_text("once upon a time")
+        yield folder
 
 
 def command(capsys: Capture, *words: object) -> Any:

@@ -22,6 +22,7 @@ from hornito.cli.settings import describe_settings, set_setting
 from hornito.conversation import ChatSettings
 from hornito.errors import UsageError
 from text_model import write_text_model
+from tree import own_cache
 
 
 def entries(*lines: str) -> list[Entry]:
@@ -85,10 +86,8 @@ def test_ctrl_c_twice() -> None:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
-    patch.undo()
+    with own_cache(tmp_path_factory):
+        yield write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
 def talk(

@@ -15,6 +15,7 @@ from gguf_samples import HF, tiny_vocabulary, write_checkpoint
 from hornito.cli.main import main
 from hornito.vk import api
 from tiny import golden
+from tree import own_cache
 
 GOLDEN = golden("llama-tiny")
 IDS = ",".join(map(str, GOLDEN.prompt))
@@ -23,10 +24,8 @@ QUESTION = "What is the capital of France?"
 
 @pytest.fixture(scope="module", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
+    with own_cache(tmp_path_factory):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 import hornito
 from gguf_samples import HF, write_checkpoint
 from tiny import Compiled
+from tree import own_cache
 
 #: GGUF names of the matrices of a llama checkpoint of up to three layers.
 MATRICES = ["token_embd.weight", "output.weight"] + [
@@ -25,10 +26,8 @@ MATRICES = ["token_embd.weight", "output.weight"] + [
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Pipeline caches and compiled sources of these tests stay in their own folder."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield
-    patch.undo()
+    with own_cache(tmp_path_factory):
+        yield
 
 
 @pytest.fixture(scope="session")

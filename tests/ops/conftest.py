@@ -9,13 +9,11 @@ import pytest
 
 from hornito.vk.device import open_device
 from ops.harness import Bench
+from tree import own_cache
 
 
 @pytest.fixture(scope="module")
 def bench(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     """A device that the tests of a file share, pipelines and all."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    with open_device(os.environ.get("HORNITO_DEVICE")) as device:
+    with own_cache(tmp_path_factory), open_device(os.environ.get("HORNITO_DEVICE")) as device:
         yield Bench(device)
-    patch.undo()

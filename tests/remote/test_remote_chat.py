@@ -20,16 +20,15 @@ from hornito.remote import ConnectionLostError, RemoteRefusal, RemoteRunner
 from hornito.remote_conversation import RemoteConversation
 from hornito.text.side import open_text_side
 from text_model import write_text_model
+from tree import own_cache
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
-    patch.undo()
+    with own_cache(tmp_path_factory):
+        yield write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
 def stand_in(how: str) -> str:

@@ -17,6 +17,7 @@ from hornito.errors import DeviceLostError
 from hornito.remote import RemoteRefusal, RemoteRunner
 from hornito.runner import Runner
 from text_model import write_text_model
+from tree import own_cache
 
 pytestmark = pytest.mark.gpu
 
@@ -25,10 +26,8 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory, kernels: None) -> Iterator[Path]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
-    patch.undo()
+    with own_cache(tmp_path_factory):
+        yield write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")

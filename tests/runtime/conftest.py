@@ -13,16 +13,14 @@ from hornito.compiler import compile_source
 from hornito.runtime.engine import Engine
 from hornito.vk.device import Device, open_device
 from tiny import Compiled, open_engine
+from tree import own_cache
 
 
 @pytest.fixture(scope="module")
 def device(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
     """The device that the tests of a file share, pipelines and all."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    with open_device(os.environ.get("HORNITO_DEVICE")) as opened:
+    with own_cache(tmp_path_factory), open_device(os.environ.get("HORNITO_DEVICE")) as opened:
         yield opened
-    patch.undo()
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from hornito.runtime.decode import decode
 from hornito.runtime.engine import Engine
 from hornito.runtime.guard import uninterrupted
 from hornito.runtime.session import Session
+from tree import own_cache
 
 pytestmark = pytest.mark.gpu
 
@@ -25,12 +26,9 @@ OTHER = list(range(105, 115))
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hornito.LLM]:
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    with hornito.load(HF / "llama-tiny", slots=3, context=64) as model:
+    with own_cache(tmp_path_factory), hornito.load(HF / "llama-tiny", slots=3, context=64) as model:
         model.steps_per_submission = 16
         yield model
-    patch.undo()
 
 
 def tokens(session: Session, count: int) -> list[int]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tree import own_cache
+
 if TYPE_CHECKING:
     from serving import Live
 
@@ -20,11 +22,8 @@ if not all(map(find_spec, ("starlette", "uvicorn", "prometheus_client", "httpx")
 
 @pytest.fixture(scope="module", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    patch = pytest.MonkeyPatch()
-    folder = tmp_path_factory.mktemp("cache")
-    patch.setenv("HORNITO_CACHE", str(folder))
-    yield folder
-    patch.undo()
+    with own_cache(tmp_path_factory) as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -11,15 +11,14 @@ import pytest
 import hornito
 from hornito.api import LLM
 from text_model import write_text_model
+from tree import own_cache
 
 
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The tiny model's file, and a cache of its own."""
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    yield write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
-    patch.undo()
+    with own_cache(tmp_path_factory):
+        yield write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
 @pytest.fixture(scope="module")

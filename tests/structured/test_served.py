@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-import hornito
 from text_model import write_text_model
+from tree import own_cache
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed (extra 'serve')")
@@ -53,26 +51,15 @@ COLOUR = {
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory, kernels: None) -> Iterator[Any]:
-    from hornito.serve.metrics import Metrics
-    from hornito.serve.scheduler import Scheduler
-    from hornito.serve.server import Address, Server
-    from hornito.serve.service import TextService
+    from serving import live
 
-    patch = pytest.MonkeyPatch()
-    patch.setenv("HORNITO_CACHE", str(tmp_path_factory.mktemp("cache")))
-    path = write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
-    llm = hornito.load(path, slots=4, weights="fp32", precision="high", context=1024)
-    metrics = Metrics()
-    server = Server(TextService(Scheduler(llm, watch=metrics), metrics, "tiny"), Address(port=0))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made:
-        yield made
-    server.stop()
-    thread.join(30)
-    patch.undo()
+    with own_cache(tmp_path_factory):
+        path = write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
+        with (
+            live(path, context=1024) as server,
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as made,
+        ):
+            yield made
 
 
 def chat(client: Any, **more: Any) -> Any:

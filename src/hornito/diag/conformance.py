@@ -11,7 +11,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -299,8 +299,8 @@ def _row(verdict: Verdict, unit: Unit | None, nanoseconds: float | None) -> Kern
         return plain
     nanoseconds = max(nanoseconds, 1.0)
     work = sum(_operations(d) for d in unit.dispatches)
-    return KernelReport(
-        *(plain.kernel, plain.shape, plain.verdict, plain.detail, plain.runs, plain.error),
+    return replace(
+        plain,
         microseconds=nanoseconds / 1e3,
         gbps=sum(moved_bytes(d) for d in unit.dispatches) / nanoseconds,
         tflops=work / nanoseconds / 1e3 if work else None,

@@ -98,17 +98,6 @@ def make_app(
     async def on_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=GONE)
 
-    middleware = [Middleware(Guard, key=api_key, hosts=hosts)]
-    if origins:
-        middleware.insert(
-            0,
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(origins),
-                allow_methods=["GET", "POST"],
-                allow_headers=["authorization", "content-type"],
-            ),
-        )
     return Starlette(
         routes=[
             Route("/", page),
@@ -118,7 +107,7 @@ def make_app(
             Route("/v1/models/{name:path}", model),
             *service.routes(),
         ],
-        middleware=middleware,
+        middleware=_middleware(api_key, origins, hosts),
         exception_handlers={
             ApiError: on_error,
             HornitoError: on_error,
@@ -128,3 +117,19 @@ def make_app(
             Exception: on_error,
         },
     )
+
+
+def _middleware(
+    api_key: str | None, origins: Sequence[str], hosts: frozenset[str] | None
+) -> list[Middleware]:
+    """What every request passes, the outermost first."""
+    guard = Middleware(Guard, key=api_key, hosts=hosts)
+    if not origins:
+        return [guard]
+    cors = Middleware(
+        CORSMiddleware,
+        allow_origins=list(origins),
+        allow_methods=["GET", "POST"],
+        allow_headers=["authorization", "content-type"],
+    )
+    return [cors, guard]
