@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +13,6 @@ from tree import own_cache
 
 if TYPE_CHECKING:
     from serving import Live
-
-# The extra `serve`, and the client of the tests.
-if not all(map(find_spec, ("starlette", "uvicorn", "prometheus_client", "httpx"))):
-    collect_ignore_glob = ["test_*.py"]
 
 
 @pytest.fixture(scope="module", autouse=True)
