@@ -6,6 +6,7 @@ numpy evaluator whatever they are.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -31,22 +32,34 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class RandomTensor:
-    """Normal values from a fixed pool, shifted per row block."""
+    """Normal values from a fixed pool from another place on in every block."""
 
     shape: tuple[int, ...]
     pool: npt.NDArray[np.float32]
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
-        """Rows as fp32; a vector (a norm's weight) is all ones."""
-        if len(self.shape) == 1:
-            return np.ones(stop - start, np.float32)
-        count = (stop - start) * self.shape[1]
-        shifted = np.roll(self.pool, start * 7 + self.shape[0])
-        return np.resize(shifted, count).reshape(stop - start, self.shape[1])
+        """Rows as fp32, or values of a vector."""
+        count = (stop - start) * math.prod(self.shape[1:])
+        first = (start * 7919 + self.shape[0]) % (len(self.pool) // 2)
+        values = self.pool[first : first + count]
+        if len(values) < count:
+            values = np.resize(values, count)
+        return values.reshape(stop - start, *self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Ones:
+    """The weight of a norm."""
+
+    shape: tuple[int, ...]
+
+    def rows(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Values of a vector."""
+        return np.ones(stop - start, np.float32)
 
 
 def random_source(shape: str, context: int, deviation: float = 0.02) -> Source:
-    """A llama source of the named shape.
+    """A qwen2 source of the named shape.
 
     Args:
         deviation: standard deviation of the weights; a larger one tells tokens further apart.
@@ -59,7 +72,7 @@ def random_source(shape: str, context: int, deviation: float = 0.02) -> Source:
     hidden, inner, layers, heads, kv_heads, vocabulary, tied = SHAPES[shape]
     head_dim = hidden // heads
     config: dict[str, Any] = {
-        "model_type": "llama",
+        "model_type": "qwen2",
         "hidden_size": hidden,
         "intermediate_size": inner,
         "num_hidden_layers": layers,
@@ -69,17 +82,15 @@ def random_source(shape: str, context: int, deviation: float = 0.02) -> Source:
         "rms_norm_eps": 1e-6,
         "rope_theta": 1e6,
         "rope_scaling": None,
-        "attention_bias": False,
-        "mlp_bias": False,
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * layers,
         "hidden_act": "silu",
         "tie_word_embeddings": tied,
         "vocab_size": vocabulary,
         "max_position_embeddings": context,
     }
-    shapes: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (vocabulary, hidden),
-        "model.norm.weight": (hidden,),
-    }
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    norms = ["model.norm.weight"]
     for i in range(layers):
         p = f"model.layers.{i}."
         shapes |= {
@@ -90,17 +101,21 @@ def random_source(shape: str, context: int, deviation: float = 0.02) -> Source:
             f"{p}mlp.gate_proj.weight": (inner, hidden),
             f"{p}mlp.up_proj.weight": (inner, hidden),
             f"{p}mlp.down_proj.weight": (hidden, inner),
-            f"{p}input_layernorm.weight": (hidden,),
-            f"{p}post_attention_layernorm.weight": (hidden,),
+            f"{p}self_attn.q_proj.bias": (heads * head_dim,),
+            f"{p}self_attn.k_proj.bias": (kv_heads * head_dim,),
+            f"{p}self_attn.v_proj.bias": (kv_heads * head_dim,),
         }
+        norms += [f"{p}input_layernorm.weight", f"{p}post_attention_layernorm.weight"]
     if not tied:
         shapes["lm_head.weight"] = (vocabulary, hidden)
-    size = min(1 << 22, max(rows * row[0] for rows, *row in shapes.values() if row) + 4099)
+    size = min(1 << 23, 2 * max(math.prod(sizes) for sizes in shapes.values()))
     pool = np.random.default_rng(0).normal(0.0, deviation, size).astype(np.float32)
+    tensors: dict[str, Any] = {name: RandomTensor(s, pool) for name, s in shapes.items()}
+    tensors |= {name: Ones((hidden,)) for name in norms}
     return Source(
-        model_type="llama",
+        model_type="qwen2",
         config=config,
-        tensors={name: RandomTensor(s, pool) for name, s in shapes.items()},  # type: ignore[misc]
+        tensors=tensors,
         tokenizer_json=None,
         chat_template=None,
         generation_config={},
@@ -109,7 +124,7 @@ def random_source(shape: str, context: int, deviation: float = 0.02) -> Source:
         add_bos=False,
         format="random",
         path=f"random {shape}",
-        file_tensor_names=tuple(shapes),
+        file_tensor_names=tuple(tensors),
     )
 
 
