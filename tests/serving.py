@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 import hornito
 from hornito.api import LLM
@@ -22,6 +23,13 @@ from hornito.serve.server import Address, Server
 from hornito.serve.service import TextService
 
 NAME = "tiny"
+
+EACH_MODEL = pytest.mark.parametrize(
+    "server",
+    ["tiny", pytest.param("smollm2", marks=[pytest.mark.model, pytest.mark.slow])],
+    indirect=True,
+)
+"""A test with each of the models that tests/serve/conftest.py serves."""
 
 
 @dataclass(frozen=True)

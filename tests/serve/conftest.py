@@ -35,11 +35,16 @@ def device() -> str | None:
 
 @pytest.fixture(scope="module")
 def server(
-    text_model: Path, private_cache: Path, device: str | None, kernels: None
+    request: pytest.FixtureRequest, private_cache: Path, device: str | None, kernels: None
 ) -> Iterator[Live]:
+    """With the tiny model; parametrised with "smollm2", with that one as its file holds it."""
     from serving import live
 
-    with live(text_model, device=device) as made:
+    if getattr(request, "param", "tiny") == "tiny":
+        path, options = request.getfixturevalue("text_model"), {}
+    else:
+        path, options = request.getfixturevalue("smollm2_gguf"), {"weights": "keep"}
+    with live(path, device=device, **options) as made:
         yield made
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from serving import NAME, Live, texts
+from hornito.text.tokenizer import Tokenizer
+from sampling_reference import uniform
+from serving import EACH_MODEL, NAME, Live, texts
+from text_places import character_places
 from tiny import log_softmax
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, EACH_MODEL]
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello"}]
 PROMPT = [5 + i % 90 for i in range(20)]
@@ -24,6 +29,22 @@ def logits_of(server: Live, ids: list[int]) -> Any:
             return log_softmax(session.prefill_logits(ids))
 
     return server.scheduler.call(evaluate)
+
+
+def tokens_of(server: Live, places: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The tokens whose log-probabilities a chat shows."""
+    tokenizer = server.llm.tokenizer
+    spelled = {bytes(tokenizer.token_bytes(t)): t for t in reversed(range(tokenizer.vocab_size))}
+    return [spelled[bytes(place["bytes"])] for place in places]
+
+
+def split_character(tokenizer: Tokenizer) -> tuple[str, list[int]]:
+    """A character that takes two tokens, and these."""
+    for character in "éþř":
+        ids = tokenizer.encode(character, add_bos=False)
+        if len(ids) == 2:
+            return character, ids
+    raise AssertionError("each is one token, or more than two")
 
 
 def test_models(client: Any, server: Live) -> None:
@@ -131,8 +152,7 @@ def test_events_of_completions(client: Any, server: Live) -> None:
 
 def test_characters_of_several_tokens(server: Live) -> None:
     """A character comes as a whole, in the event of its last token."""
-    tokens = [server.llm.tokenizer.encode("é", add_bos=False)][0]
-    assert len(tokens) == 2
+    character, tokens = split_character(server.llm.tokenizer)
     body = {
         "max_tokens": 40,
         "temperature": 1,
@@ -142,8 +162,8 @@ def test_characters_of_several_tokens(server: Live) -> None:
     whole = server.complete("x", **body)["choices"][0]["text"]
     events = server.events("/v1/completions", model=NAME, prompt="x", **body)
     pieces = [event["choices"][0]["text"] for event in events[:-1]]
-    assert whole.count("é") >= 3 and "".join(pieces) == whole
-    assert any("é" in piece for piece in pieces)
+    assert whole.count(character) >= 3 and "".join(pieces) == whole
+    assert any(character in piece for piece in pieces)
 
 
 def test_stop_strings_across_tokens(client: Any, server: Live) -> None:
@@ -194,23 +214,77 @@ def test_the_end_of_the_context(server: Live) -> None:
     assert full["usage"]["completion_tokens"] == 1
 
 
-def test_seeds_and_choices(client: Any, server: Live) -> None:
-    """The same seed gives the same answer; the n-th choice is that of the seed plus n."""
-    body: dict[str, Any] = {"max_tokens": 10, "temperature": 1.5, "ignore_eos": True}
-    alone = [server.chat("hello", seed=7 + i, **body)["choices"][0] for i in range(3)]
-    together = server.chat("hello", seed=7, n=3, **body)
-    found = [choice["message"]["content"] for choice in together["choices"]]
-    assert found == [choice["message"]["content"] for choice in alone]
-    assert len(set(found)) == 3
-    events = server.events(
-        "/v1/chat/completions",
-        **{"model": NAME, "messages": [{"role": "user", "content": "hello"}]},
-        **{"seed": 7, "n": 3, **body},
+ROUNDING = 1e-4
+"""Of a logit, between the kernels for one row, for several, and for a chunk of a prompt."""
+
+
+def drawn_tokens(server: Live, choice: Mapping[str, Any], body: Mapping[str, Any]) -> list[int]:
+    """The tokens of an answer to "hello", each of which is what its seed draws.
+
+    By docs/sampling.md, in float64 of the engine's logits: the token at the seed's number in the
+    cumulative weight by id. Logits that are off by up to d move a border of that by d / (2 T) at
+    most: only where the number lies so near a border of two tokens may either of them be drawn.
+    """
+    tokens = tokens_of(server, choice["logprobs"]["content"])
+    assert len(tokens) == body["max_tokens"]
+    text = server.llm.tokenizer.decode(tokens, skip_special=True)
+    assert choice["message"]["content"] == text
+    prompt = server.llm.chat_ids([{"role": "user", "content": "hello"}])
+    rows = logits_of(server, [*prompt, *tokens])
+    slack = ROUNDING / (2 * body["temperature"])
+    for at, token in enumerate(tokens, len(prompt) - 1):
+        scaled = (rows[at] - rows[at].max()) / body["temperature"]
+        weights = np.floor(2.0**31 * np.exp(scaled))
+        weights[np.argsort(-scaled, kind="stable")[body.get("top_k", len(scaled)) :]] = 0
+        after = weights[: token + 1].sum()
+        number = uniform(body["seed"], at) * weights.sum()
+        assert after - weights[token] - slack * weights.sum() <= number
+        assert number <= after + slack * weights.sum()
+    return tokens
+
+
+@pytest.mark.parametrize("filters", [{}, {"top_k": 20}], ids=["all", "top_k"])
+def test_seeds_and_choices(server: Live, filters: dict[str, Any]) -> None:
+    """The same seed gives the same answer; the n-th choice is that of the seed plus n.
+
+    Alone, several in a call, streamed: the kernels are others and round otherwise, so a token may
+    be another where a draw falls on the border of two, and the answer from there on. Each answer is
+    proved to be the seed's own, token by token. A filter that leaves few borders leaves no excuse.
+    """
+    more: dict[str, Any] = {"max_tokens": 10, "temperature": 1.5, "ignore_eos": True, **filters}
+    ask = {"logprobs": True, **more}
+    alone, warm, again = (
+        [server.chat("hello", seed=7 + i, **ask)["choices"][0] for i in range(3)] for _ in range(3)
     )
-    assert [texts(events, index) for index in range(3)] == found
-    assert server.chat("hello", seed=-1, **body) != server.chat("hello", seed=1, **body)
-    free = {server.chat("hello", **body)["choices"][0]["message"]["content"] for _ in range(3)}
+    # Of the same prompt from the cache, one row a call: the same schedule, and so the same bits.
+    assert warm == again
+    together = server.chat("hello", seed=7, n=3, **ask)["choices"]
+    messages = [{"role": "user", "content": "hello"}]
+    body = {"model": NAME, "messages": messages, "seed": 7, "n": 3, **ask}
+    events = server.events("/v1/chat/completions", **body)
+    streamed = [gathered(events, index) for index in range(3)]
+    for i in range(3):
+        sampling = {**more, "seed": 7 + i}
+        # Two of them can part only at a token that is within rounding of a border in both.
+        answers = [
+            drawn_tokens(server, choices[i], sampling)
+            for choices in (alone, warm, together, streamed)
+        ]
+        if filters:
+            assert answers == [answers[0]] * 4
+    assert len({choice["message"]["content"] for choice in together}) == 3
+    silent = server.chat("hello", seed=7, **more)["choices"][0]
+    assert silent["message"] == warm[0]["message"]
+    assert server.chat("hello", seed=-1, **more) != server.chat("hello", seed=1, **more)
+    free = {server.chat("hello", **more)["choices"][0]["message"]["content"] for _ in range(3)}
     assert len(free) == 3
+
+
+def gathered(events: Sequence[Any], index: int) -> dict[str, Any]:
+    """A choice of a stream of chat, as it would have come at once."""
+    mine = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == index]
+    places = [place for one in mine if one["logprobs"] for place in one["logprobs"]["content"]]
+    return {"message": {"content": texts(events, index)}, "logprobs": {"content": places}}
 
 
 #: Of each field: values that change what a request without it gives.
@@ -228,7 +302,8 @@ EFFECTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("change", EFFECTS, ids=lambda change: next(iter(change)))
 @pytest.mark.parametrize("path", ["chat", "complete"])
 def test_f5_every_field_has_its_effect(server: Live, change: dict[str, Any], path: str) -> None:
-    body: dict[str, Any] = {"temperature": 0, "max_tokens": 30}
+    # An answer that ends before it repeats a token gives the penalties nothing to do.
+    body: dict[str, Any] = {"temperature": 0, "max_tokens": 30, "ignore_eos": True}
     ask = getattr(server, path)
     plain, changed = ask("hello", **body), ask("hello", **{**body, **change})
     assert plain["choices"][0] != changed["choices"][0]
@@ -248,6 +323,32 @@ def test_f5_filters_have_their_effect(server: Live, change: dict[str, Any]) -> N
     assert kept == [greedy, greedy] and drawn[0] != drawn[1]
 
 
+FORM = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "city",
+        "schema": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+            "required": ["city"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def test_an_answer_of_a_form(client: Any) -> None:
+    """One, whole and streamed; tests/structured has the rest."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed (extra 'structured')")
+    body: dict[str, Any] = {"model": NAME, "messages": MESSAGES, "max_tokens": 100, "seed": 3}
+    choice = client.chat.completions.create(**body, response_format=FORM, user="me").choices[0]
+    assert json.loads(choice.message.content)["city"] in ("Rome", "Oslo")
+    assert choice.finish_reason == "stop"
+    pieces = list(client.chat.completions.create(**body, response_format=FORM, stream=True))
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces)
+    assert text == choice.message.content
+
+
 def test_chat_logprobs_are_the_engines(client: Any, server: Live) -> None:
     """Of the model's own distribution: float64 log-softmax of the engine's logits."""
     answer = client.chat.completions.create(
@@ -263,9 +364,7 @@ def test_chat_logprobs_are_the_engines(client: Any, server: Live) -> None:
     )
     content = answer.choices[0].logprobs.content
     assert len(content) == 10
-    tokenizer = server.llm.tokenizer
-    spelled = {bytes(tokenizer.token_bytes(t)): t for t in reversed(range(tokenizer.vocab_size))}
-    tokens = [spelled[bytes(place.bytes)] for place in content]
+    tokens = tokens_of(server, [place.model_dump() for place in content])
     prompt = server.llm.chat_ids(MESSAGES)
     rows = logits_of(server, [*prompt, *tokens])
     for place, token, row in zip(content, tokens, rows[len(prompt) - 1 :], strict=False):
@@ -275,7 +374,8 @@ def test_chat_logprobs_are_the_engines(client: Any, server: Live) -> None:
         np.testing.assert_allclose(
             [one.logprob for one in place.top_logprobs], row[best], rtol=0, atol=1e-4
         )
-        assert [spelled[bytes(one.bytes)] for one in place.top_logprobs] == best.tolist()
+        likely = tokens_of(server, [one.model_dump() for one in place.top_logprobs])
+        assert likely == best.tolist()
 
 
 @pytest.mark.parametrize("top", [0, 1, 4])
@@ -294,6 +394,8 @@ def test_echo_has_the_prompts_logprobs(client: Any, server: Live, top: int) -> N
     np.testing.assert_allclose(found.token_logprobs[1:75], want, rtol=0, atol=1e-4)
     assert found.text_offset[0] == 0 and len(found.text_offset) == 77
     assert sorted(found.text_offset) == found.text_offset
+    pieces = [server.llm.tokenizer.token_bytes(token) for token in ids]
+    assert found.text_offset[:75] == character_places(pieces)
     for token, at in zip(found.tokens, found.text_offset, strict=True):
         assert token.startswith("bytes:") or choice.text[at:].startswith(token)
     if not top:
@@ -326,6 +428,20 @@ def test_echo_alone(server: Live) -> None:
     assert single["token_logprobs"] == [None] and single["top_logprobs"] == [None]
 
 
+def test_offsets_at_the_end_of_a_prompt(server: Live) -> None:
+    """Half a character there is a character of its own: the answer does not end it."""
+    _, (begin, end) = split_character(server.llm.tokenizer)
+    body = {"echo": True, "logprobs": 0, "max_tokens": 2, "temperature": 0}
+    answer = server.complete([[begin]], logit_bias={str(end): 100}, **body)["choices"][0]
+    assert answer["text"] == "\ufffd" * 3
+    assert answer["logprobs"]["text_offset"] == [0, 1, 2]
+    answer = server.complete([[begin, end]], logit_bias={str(begin): 100}, **body)["choices"][0]
+    assert answer["text"] == split_character(server.llm.tokenizer)[0] + "\ufffd\ufffd"
+    assert answer["logprobs"]["text_offset"] == [0, 0, 1, 2]
+    alone = server.complete([[begin]], logit_bias={str(end): 100}, **{**body, "echo": False})
+    assert alone["choices"][0]["logprobs"]["text_offset"] == [0, 1]
+
+
 def test_tokens_over_http(server: Live) -> None:
     tokenizer = server.llm.tokenizer
     text = "hello <|im_end|> é"
@@ -340,7 +456,8 @@ def test_tokens_over_http(server: Live) -> None:
     chat = server.post("/tokenize", messages=MESSAGES).json()
     assert chat["tokens"] == server.llm.chat_ids(MESSAGES)
     info = server.http.get("/tokenizer_info").json()
-    assert info["eos_token"] == "<|im_end|>" and info["vocab_size"] == 512
+    assert info["eos_token"] == "<|im_end|>"
+    assert info["vocab_size"] == logits_of(server, made["tokens"]).shape[-1]
     assert info["chat_template"] == server.llm.chat_template.source
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,8 @@ def test_loglikelihoods_are_the_goldens(server: Live, name: str) -> None:
     assert found["tokens"][-1] == server.llm.tokenizer.decode(prompt["greedy_ids"][:1])
 
 
-def test_a_chat_with_the_official_client(server: Live) -> None:
+def test_a_chat_with_the_official_client(server: Live, client: Any) -> None:
     """The golden's greedy text, whole and streamed, with its log-probabilities."""
-    openai = pytest.importorskip("openai")
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=600)
     prompt = prompts("smollm2-135m")["capital"]
     body: dict[str, Any] = {
         **{"model": NAME, "messages": prompt["messages"], "temperature": 0, "max_tokens": 16},
@@ -68,3 +67,29 @@ def test_a_chat_with_the_official_client(server: Live) -> None:
     cut = client.chat.completions.create(**body, stop=[stop]).choices[0]
     assert cut.message.content == choice.message.content.split(stop)[0]
     assert cut.finish_reason == "stop"
+
+
+def test_functions_with_the_official_client(client: Any) -> None:
+    """A call that must come, whole and streamed, and its result on the way back."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed (extra 'structured')")
+    city = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}}
+    parameters = {**city, "required": ["city"], "additionalProperties": False}
+    function = {"name": "get_weather", "parameters": parameters}
+    messages = [{"role": "user", "content": "What is the weather in Oslo?"}]
+    body: dict[str, Any] = {
+        **{"model": NAME, "max_tokens": 100, "temperature": 0, "parallel_tool_calls": False},
+        "tools": [{"type": "function", "function": function}],
+    }
+    ask = client.chat.completions.create
+    choice = ask(messages=messages, tool_choice="required", **body).choices[0]
+    (call,) = choice.message.tool_calls
+    assert (call.function.name, choice.finish_reason) == ("get_weather", "tool_calls")
+    assert json.loads(call.function.arguments) == {"city": "Oslo"}
+    pieces = ask(messages=messages, tool_choice="required", stream=True, **body)
+    deltas = [one for piece in pieces for one in piece.choices[0].delta.tool_calls or ()]
+    assert deltas[0].function.name == "get_weather"
+    assert "".join(d.function.arguments for d in deltas) == call.function.arguments
+    said = choice.message.model_dump(exclude_none=True)
+    result = {"role": "tool", "tool_call_id": call.id, "content": "snow, 3 degrees below zero"}
+    answer = ask(messages=[*messages, said, result], tool_choice="none", **body).choices[0]
+    assert answer.message.content and not answer.message.tool_calls

@@ -224,9 +224,8 @@ class CompletionReply(Reply):
         self._spelled = [not isinstance(prompt, str) for prompt in prompts]
         self._prompts = [self._text(prompt) for prompt in prompts]
         self._ids = [work.ids for work in made]
-        self._logprobs = [
-            CompletionLogprobs(model.tokenizer, request.common.params.logprobs or 0) for _ in made
-        ]
+        top = request.common.params.logprobs or 0
+        self._logprobs = [CompletionLogprobs(model.tokenizer, top, echo=request.echo) for _ in made]
         self._parts: list[list[dict[str, Any]]] = [[] for _ in made]
         self._texts: list[list[str]] = [[] for _ in made]
 
@@ -251,6 +250,7 @@ class CompletionReply(Reply):
             if self.common.params.logprobs is not None:
                 scores, self._parts[index] = self._parts[index] or [self._first(index)], []
                 logprobs = join_completion_logprobs(scores)
+                self._logprobs[index].begin_answer(len(self._prompts[index]))
             return [self._piece(index, self._prompts[index], logprobs)]
         if not isinstance(event, Chunk):
             return []

@@ -62,19 +62,61 @@ def _entry(tokenizer: Tokenizer | None, token: int, logprob: float) -> dict[str,
     return {"token": token_text(tokenizer, token), "logprob": finite(logprob), "bytes": data}
 
 
+class Places:
+    """Where tokens begin in the text that they spell, by its characters.
+
+    A token's place is that of the character which its first byte is of, so tokens that share a
+    character share a place. Bytes that are no UTF-8 are U+FFFD, as often as the text has it. A
+    token that adds nothing has the place where text goes on.
+
+    Args:
+        strip: the first space is not in the text; see `StreamDecoder`.
+    """
+
+    def __init__(self, *, strip: bool = False) -> None:
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._at = 0  # of what is not decoded yet
+        self._strip = strip
+
+    def take(self, data: bytes) -> int:
+        """The place of a token of these bytes, which come next."""
+        pending, place = self._pending, self._at
+        text = self._utf8.decode(data[:1])
+        # A first byte that does not go on with the character begun before makes that one U+FFFD.
+        if pending and text and (len(text) > 1 or self._pending):
+            place += 1
+        text += self._utf8.decode(data[1:])
+        if self._strip and text:
+            text, self._strip = text.removeprefix(" "), False
+        self._at += len(text)
+        return place
+
+    def go_on(self, at: int) -> None:
+        """What comes now begins a text of its own, at that place."""
+        self._utf8.reset()
+        self._at, self._strip = at, False
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._utf8.getstate()[0])
+
+
 class CompletionLogprobs:
     """`logprobs` of a choice of a completion, whose tokens come in parts.
 
     Args:
         top: most likely tokens of each place; the chosen one is always among them.
-        offset: characters of the choice's text before its first token.
+        echo: the prompt's tokens come first.
     """
 
-    def __init__(self, tokenizer: Tokenizer | None, top: int, offset: int = 0) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, top: int, *, echo: bool) -> None:
         self._tokenizer = tokenizer
         self._top = top
-        self._offset = offset
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._places = Places(strip=echo and tokenizer is not None and tokenizer.strips_first_space)
+
+    def begin_answer(self, at: int) -> None:
+        """The prompt was `at` characters of the choice's text; what comes now is the answer."""
+        self._places.go_on(at)
 
     def first(self, token: int, *, spelled: bool) -> dict[str, Any]:
         """A prompt's first token, which nothing precedes."""
@@ -104,10 +146,10 @@ class CompletionLogprobs:
         tops: Sequence[dict[str, float] | None] | None,
         spelled: Sequence[bool],
     ) -> dict[str, Any]:
-        offsets = []
-        for token, shown in zip(ids, spelled, strict=True):
-            offsets.append(self._offset)
-            self._offset += self._length(token, shown)
+        offsets = [
+            self._places.take(self._bytes(token, shown))
+            for token, shown in zip(ids, spelled, strict=True)
+        ]
         return {
             "tokens": [token_text(self._tokenizer, token) for token in ids],
             "token_logprobs": list(logprobs),
@@ -115,10 +157,11 @@ class CompletionLogprobs:
             "text_offset": offsets,
         }
 
-    def _length(self, token: int, shown: bool) -> int:
+    def _bytes(self, token: int, shown: bool) -> bytes:
+        """What a token adds to the text."""
         if self._tokenizer is None or (not shown and self._tokenizer.is_special(token)):
-            return 0
-        return len(self._utf8.decode(self._tokenizer.token_bytes(token)))
+            return b""
+        return self._tokenizer.token_bytes(token)
 
 
 def join_completion_logprobs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
