@@ -134,6 +134,9 @@ def check_leaving(server: Live) -> None:
     with open_stream(server, prompt=ids_of(2, 5), max_tokens=5000, ignore_eos=True):
         assert server.scheduler.running == 1
     server.wait_idle(5)
+    with open_stream(server, prompt=ids_of(2, 5), max_tokens=5000, ignore_eos=True) as half:
+        half.shutdown(socket.SHUT_WR)  # which nothing tells from leaving
+        server.wait_idle(5)
     place = urlsplit(server.url)
     data = httpx.Request(
         "POST", server.url, json={"model": NAME, "prompt": [7, 8], "max_tokens": 200, "n": 20}

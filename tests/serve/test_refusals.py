@@ -6,6 +6,7 @@ import json
 import socket
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -222,6 +223,19 @@ def test_g5_control_tokens_in_messages_stay_text(server: Live) -> None:
     assert made["tokens"] == ids and ids.count(end) == plain.count(end) > 0
     answer = server.chat(text, max_tokens=1)
     assert answer["usage"]["prompt_tokens"] == len(ids)
+
+
+@pytest.mark.gpu
+def test_what_is_no_http(server: Live) -> None:
+    """A 400 of plain text, and the end of that connection alone."""
+    place = urlsplit(server.url)
+    for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nhost: localhost\r\nno colon\r\n\r\n"):
+        with socket.create_connection((place.hostname, place.port), timeout=60) as raw:
+            raw.sendall(sent)
+            found = b"".join(iter(lambda raw=raw: raw.recv(4096), b""))
+        head, _, text = found.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ") and b"text/plain" in head and b"Invalid" in text
+    assert server.http.get("/health").status_code == 200
 
 
 @pytest.mark.gpu
