@@ -36,6 +36,8 @@ TOLERANCE = 1e-3
 
 Floats = npt.NDArray[np.float32]
 Compiled = Callable[..., Path]
+Broken = Callable[[str, str, str], None]
+"""Compiles a kernel with a text of its source replaced, and has it used from then on."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +197,17 @@ def answer(
         for (new,) in decode([session], [count - 1], ignore_eos=True, steps=steps):
             tokens += new
         return Answer(list(prompt), tokens, logprobs, session.logits())
+
+
+def check_answer(engine: Engine) -> None:
+    """An engine on llama-tiny gives the tokens of the reference."""
+    wanted = golden("llama-tiny")
+    assert answer(engine, wanted.prompt, 8).tokens == wanted.tokens[:8]
+
+
+def kernels_of(engine: Engine) -> set[str]:
+    """The kernels that an engine's plan launches."""
+    return {dispatch.kernel for dispatch in engine.plan.distinct()}
 
 
 def forced_logits(

@@ -9,7 +9,7 @@ from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
 from hornito.runtime.sampler import Sampler
 
 if TYPE_CHECKING:
-    from hornito.runtime.engine import Record
+    from hornito.runtime.emitted import Record
     from hornito.text.tokenizer import Tokenizer
 
 

@@ -18,20 +18,22 @@ from hornito.package.model import model_graph
 from hornito.plan.pins import pinned_nodes
 from hornito.plan.plan import PlanOptions, chunk_sizes
 from hornito.plan_summary import context_warning, plan_summary, room_advice
+from hornito.prefixes import prefix_of_chat, prefix_of_ids
 from hornito.progress import NullProgress, Progress
 from hornito.request import AnswerKeywords, Request
 from hornito.runtime.engine import DEFAULT_POLICY, Engine
 from hornito.runtime.memory import fit_context
 from hornito.runtime.overflow import REFUSE, Overflow
-from hornito.runtime.prefix import common_prefix, start_from_prefix
+from hornito.runtime.prefix import start_from_prefix
+from hornito.runtime.proof import prove
 from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
 from hornito.runtime.sampler import Sampler
 from hornito.runtime.session import Session
-from hornito.runtime.settle import KernelPolicy, prove
+from hornito.runtime.settle import KernelPolicy
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 from hornito.runtime.snapshot_file import load_snapshot
 from hornito.scoring import Score, score
-from hornito.streaming import stream_answer, telling
+from hornito.streaming import stream_answer
 from hornito.vk.device import Device
 
 if TYPE_CHECKING:
@@ -296,12 +298,7 @@ class LLM:
             ContextOverflowError: it does not fit the context.
             SessionError: no slot is free.
         """
-        ids = self._prompt_ids(prompt)
-        with Session(self.engine) as session:
-            reused = start_from_prefix(session, ids)
-            with telling(self.prompt_progress, len(ids) - reused) as tell:
-                session.prefill(ids[reused:], evaluated=tell)
-            return session.snapshot()
+        return prefix_of_ids(self, self._prompt_ids(prompt))
 
     def prefill_chat(self, messages: Sequence[Mapping[str, Any]]) -> Snapshot:
         """Evaluate the beginning of every conversation that starts with these messages.
@@ -313,16 +310,7 @@ class LLM:
             ContextOverflowError, SessionError: as for `prefill`.
             UsageError: there is no template, it refuses the messages, or nothing is in common.
         """
-        given = [{key: message[key] for key in ("role", "content")} for message in messages]
-        first, second = (
-            self.chat_ids([*given, {"role": "user", "content": text}]) for text in ("a", "1")
-        )
-        shared = common_prefix(first, second)
-        if not shared:
-            raise UsageError("the chat template puts the newest message first: nothing is shared")
-        snapshot = self.prefill(first[:shared])
-        snapshot.messages = tuple(given)
-        return snapshot
+        return prefix_of_chat(self, messages)
 
     def load_prefix(self, path: str | os.PathLike[str]) -> Snapshot:
         """A snapshot from a file of `Snapshot.save` or `hornito cache save`; see `prefill`.
@@ -539,14 +527,14 @@ class LLM:
         )
 
     def prove(self, seconds: float | None = None) -> str:
-        """Test kernels that a load had no time for, at an idle moment, for so many seconds at most.
+        """Test kernels that a load had no time for, now, for so many seconds at most.
 
         Returns what is known of the kernels, in one line.
 
         Raises:
             SessionError: a session or snapshot is open.
         """
-        return prove(self.engine, NullProgress(), seconds).line
+        return prove(self.engine, seconds).line
 
     def release_prefill(self) -> int:
         """Free the memory of prompt evaluation once prefixes are in place; returns the bytes.

@@ -18,7 +18,7 @@ from hornito.runtime.sampler import Sampler
 if TYPE_CHECKING:
     from hornito.answer import Answer
     from hornito.api import LLM
-    from hornito.runtime.engine import Record
+    from hornito.runtime.emitted import Record
     from hornito.runtime.session import Session
 
 

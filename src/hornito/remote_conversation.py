@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from hornito.answer import Answer
 from hornito.dialogue import ChatSettings, Dialogue, Turn, turn_timings
 from hornito.remote import RemoteRefusal, RemoteRunner
-from hornito.runtime.engine import Record
+from hornito.runtime.emitted import Record
 from hornito.runtime.prefix import common_prefix
 from hornito.runtime.results import Chunk
 from hornito.text.side import TextSide

@@ -10,9 +10,12 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +24,9 @@ from hornito.cli.main import main
 from hornito.cli.settings import describe_settings, set_setting
 from hornito.conversation import ChatSettings
 from hornito.errors import UsageError
+from hornito.plan.selftest import SelfTest
+from hornito.runtime import idle as idle_module
+from hornito.runtime import settle
 from text_model import write_text_model
 from tree import own_cache
 
@@ -158,6 +164,50 @@ again
     assert any(line.startswith("turns: 2; ") for line in err)
     assert any("tok/s; prompt: 0 reused" in line for line in err)
     assert any(line.startswith("device: ") for line in err)
+
+
+@pytest.mark.gpu
+@pytest.mark.software
+def test_kernels_are_proved_while_a_message_is_typed(
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A load has no time for them; the proof halts for each answer, and the next uses them."""
+    proofs: list[idle_module.IdleProof] = []
+    begin = idle_module.IdleProof.__init__
+
+    def begun(proof: idle_module.IdleProof, *arguments: Any) -> None:
+        begin(proof, *arguments)
+        proofs.append(proof)
+
+    class Typist(io.StringIO):
+        """Is slow with the third message."""
+
+        lines = 0
+
+        def readline(self, size: int | None = -1, /) -> str:
+            self.lines += 1
+            end = time.monotonic() + 120
+            while self.lines == 3 and not proofs[0].done and time.monotonic() < end:
+                time.sleep(0.005)
+            return super().readline()
+
+    monkeypatch.setattr(idle_module.IdleProof, "__init__", begun)
+    monkeypatch.setattr(settle, "exempt", lambda caps: False)
+    monkeypatch.setattr(SelfTest, "_time_left", lambda test: test._budget is None)
+    monkeypatch.setenv("HORNITO_CACHE", str(tmp_path))
+    monkeypatch.setenv("HORNITO_DEVICE", "software")
+    text = "/stats\nhello\n/stats\nhello\n"
+    monkeypatch.setattr("sys.stdin", Typist(text))
+    assert main(["chat", str(model), "--max-tokens", "6", "--context", "512"]) == 0
+    captured = capsys.readouterr()
+    kernels = [line for line in captured.err.splitlines() if line.startswith("kernels: ")]
+    assert re.match(r"kernels: 0 proved on this device, [1-9]\d* unproven, ", kernels[0])
+    assert re.match(r"kernels: [1-9]\d* proved on this device; ", kernels[1])
+    assert len(captured.out.splitlines()) >= 2
+    assert not any(thread.name == "hornito-proof" for thread in threading.enumerate())
 
 
 @pytest.mark.gpu

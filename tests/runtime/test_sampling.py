@@ -10,7 +10,8 @@ import pytest
 
 from hornito.errors import UsageError
 from hornito.runtime.decode import decode, decode_records
-from hornito.runtime.engine import Engine, Record
+from hornito.runtime.emitted import Record
+from hornito.runtime.engine import Engine
 from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.sampler import Sampler, SamplingParams, token_counts
 from hornito.runtime.session import Session

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,18 +14,16 @@ import pytest
 from faults import fail_kernel, lose
 from hornito.errors import DeviceLostError, DeviceMemoryError, SessionError, VulkanError
 from hornito.ops import kernels as kernel_files
-from hornito.plan import recording as recording_module
 from hornito.plan import records as records_module
 from hornito.plan.records import GOOD, UNSTABLE, WRONG, DeviceRecords, Verdict
 from hornito.plan.selftest import RUNS, UNPROVEN, _firsts_first, difference
 from hornito.plan.units import units
-from hornito.progress import NullProgress
 from hornito.runtime.engine import Engine
+from hornito.runtime.proof import prove
 from hornito.runtime.session import Session
-from hornito.runtime.settle import KernelPolicy, prove
+from hornito.runtime.settle import KernelPolicy
 from hornito.vk.device import Device, open_device
-from tiny import Compiled, answer, golden, open_engine
-from tree import ROOT, kernel_tool
+from tiny import Broken, Compiled, check_answer, kernels_of, open_engine
 
 pytestmark = [pytest.mark.gpu, pytest.mark.software]
 
@@ -36,67 +33,9 @@ VARIANT = "linear/broadcast.f32"
 THOROUGH = KernelPolicy(budget_s=None, thorough=True)
 ONE_CHUNK = {"context": 128, "chunk_rows": (16,)}
 
-Broken = Callable[[str, str, str], None]
-
-
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder of the test's own."""
-    monkeypatch.setenv("HORNITO_CACHE", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def fresh(cache: Path, kernels: None) -> Iterator[Device]:
-    """A software device whose pipelines nobody else has made."""
-    with open_device("software") as opened:
-        yield opened
-
-
-@pytest.fixture
-def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broken:
-    """`broken(kernel, text, replacement)`: compile a kernel with its source changed, and use it."""
-
-    def patch(kernel: str, text: str, replacement: str) -> None:
-        tool = kernel_tool()
-        tree = tmp_path / "kernels"
-        shutil.copytree(ROOT / "src" / "hornito" / "kernels", tree)
-        changed = 0
-        for file in (tree / f"{kernel.partition('.')[0]}.comp", *(tree / "include").iterdir()):
-            source = file.read_text()
-            changed += source.count(text)
-            file.write_text(source.replace(text, replacement))
-        assert changed == 1
-        errors: list[str] = []
-        tools = tool.find_tools()
-        jobs = [job for job in tool.plan_jobs(tree, tools, errors) if job.name == kernel]
-        assert len(jobs) == 1 and not errors
-        output = tmp_path / "broken.spv"
-        assert tool.compile_job(jobs[0], tools, tree / "include", output) is None
-        spirv = output.read_bytes()
-        assert spirv != kernel_files.load_spirv(kernel)
-
-        def load(name: str) -> bytes:
-            return spirv if name == kernel else kernel_files.load_spirv(name)
-
-        for module in (records_module, recording_module):
-            monkeypatch.setattr(module, "load_spirv", load)
-
-    return patch
-
-
-def kernels_of(engine: Engine) -> set[str]:
-    return {dispatch.kernel for dispatch in engine.plan.distinct()}
-
 
 def verdicts(engine: Engine, kernel: str) -> set[str]:
     return {v.verdict for v in engine.trust.verdicts.values() if v.kernel == kernel}
-
-
-def check_answer(engine: Engine) -> None:
-    """The engine gives the tokens of the reference."""
-    wanted = golden("llama-tiny")
-    assert answer(engine, wanted.prompt, 8).tokens == wanted.tokens[:8]
 
 
 def test_every_variant_is_proved_and_the_verdict_kept(fresh: Device, compiled: Compiled) -> None:
@@ -309,9 +248,9 @@ def test_what_no_time_is_left_for_is_unproven_and_not_used(
         assert VARIANT not in kernels_of(engine)
         check_answer(engine)
         with Session(engine), pytest.raises(SessionError, match="no session"):
-            prove(engine, NullProgress(), None)
+            prove(engine, None)
         # At an idle moment it is tested, and used from then on.
-        trust = prove(engine, NullProgress(), None)
+        trust = prove(engine, None)
         assert trust.unproven == () and trust.dropped == {} and engine.trust is trust
         assert VARIANT in kernels_of(engine)
         check_answer(engine)

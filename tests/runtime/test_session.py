@@ -305,12 +305,12 @@ def test_an_interrupted_last_chunk_leaves_no_stale_record(
         def wait(ticket: int) -> None:
             raise KeyboardInterrupt
 
-        before = shared.emitted("chunk", 0)
+        before = shared.emitted.next_number("chunk", 0)
         with monkeypatch.context() as patch:
             patch.setattr(shared, "wait", wait)
             with pytest.raises(KeyboardInterrupt):
                 session.prefill(PROMPT[:16])
-        assert shared.emitted("chunk", 0) == before + 1 and session.pending is None
+        assert shared.emitted.next_number("chunk", 0) == before + 1 and session.pending is None
 
 
 def test_repr(shared: Engine) -> None:

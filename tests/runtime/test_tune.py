@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hornito.cli.main import main
-from hornito.ops.variants import Variant, pick
-from hornito.plan.records import DeviceRecords
+from hornito.graph.graph import Graph
+from hornito.ops.variants import Choices, Variant, pick
+from hornito.plan.plan import Plan, PlanOptions, build_plan
+from hornito.plan.records import WRONG, DeviceRecords, Verdict, verdict_key
 from hornito.plan.stand import Stand
 from hornito.plan.tune import MARGIN
 from hornito.plan.units import Unit
+from hornito.runtime import engine as engine_module
+from hornito.runtime import settle
 from hornito.runtime.settle import KernelPolicy
+from hornito.vk.caps import Caps
 from hornito.vk.device import Device, open_device
 from tiny import Compiled, assert_same_tokens, forced_logits, golden, open_engine
 
-SMALL = {"context": 128, "chunk_rows": (16,)}
+SMALL: dict[str, Any] = {"context": 128, "chunk_rows": (16,)}
 
 
 @pytest.fixture
@@ -116,10 +122,57 @@ def test_on_the_command_line(
     assert main(["tune", str(compiled("llama-tiny")), "--text", "x"]) == 2
 
 
-def test_a_winner_that_is_gone_is_ignored() -> None:
-    from hornito.ops.variants import Choices
-    from hornito.vk.caps import Caps
+@pytest.mark.gpu
+@pytest.mark.software
+def test_winners_stay_when_another_variant_was_dropped(
+    own_device: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are on record for the variants that took part, without the one that is not used."""
+    own_device.caps = replace(own_device.caps, device_kind="discrete")
+    package = compiled("llama-tiny", "fp16")
+    none = KernelPolicy(budget_s=0.0)
+    with open_engine(own_device, package, policy=none, **SMALL) as engine:
+        everything = replace(engine.options, choices=Choices())
+        whole = build_plan(engine.graph, own_device.caps, everything)
+        sites = [site for bucket in whole.buckets.values() for site in bucket.sites]
+        (bad, *_), plain = next(
+            ([v.kernel for v in site.admitted if not v.plain], site.admitted[-1].kernel)
+            for site in sites
+            if len({v.kernel for v in site.admitted}) > 2
+        )
+    records = DeviceRecords.load(own_device.info)
+    records.verdicts[verdict_key(bad, "shape")] = Verdict(bad, "shape", WRONG, "by far", 20, 9.0)
+    records.save()
+    Clock(monkeypatch, {plain: 10.0})
+    tune = KernelPolicy(tune="full", budget_s=0.0)
+    with open_engine(own_device, package, policy=tune, **SMALL) as engine:
+        winners = engine.options.choices.winners
+        assert winners and bad in engine.trust.dropped
+    with open_engine(own_device, package, policy=none, **SMALL) as engine:
+        assert engine.options.choices.winners == winners
 
+
+@pytest.mark.gpu
+@pytest.mark.software
+def test_records_that_change_nothing_cost_no_second_plan(
+    own_device: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = KernelPolicy(budget_s=None, thorough=True)
+    with open_engine(own_device, compiled("llama-tiny"), policy=everything, **SMALL) as engine:
+        assert engine.trust.verdicts
+    built: list[PlanOptions] = []
+
+    def counted(graph: Graph, caps: Caps, options: PlanOptions) -> Plan:
+        built.append(options)
+        return build_plan(graph, caps, options)
+
+    for module in (settle, engine_module):
+        monkeypatch.setattr(module, "build_plan", counted)
+    with open_engine(own_device, compiled("llama-tiny"), **SMALL):
+        assert len(built) == 1
+
+
+def test_a_winner_that_is_gone_is_ignored() -> None:
     caps = Caps.parse({})
     variants = [Variant("a/b.c"), Variant("a/d.e", plain=True)]
     site = pick("key", "node", variants, caps, Choices(winners={"key": "a/x.y"}))

@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -89,6 +89,7 @@ _VIA = {"model", "via", "system", "max_tokens", "stop", "stats"}
 def run(arguments: argparse.Namespace) -> int:
     """Loads the model and talks until the input ends; 1 when a message got no answer."""
     from hornito.conversation import ChatSettings, Conversation
+    from hornito.runtime.idle import IdleProof
 
     if getattr(arguments, "via", None) is not None:
         return _run_via(arguments)
@@ -112,7 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
             if screen.interactive:
                 screen.note(f"{arguments.model} on {llm.device_line}")
                 screen.note(f"context {llm.context} tokens; /help shows the commands")
-            return Chat(conversation, screen).loop()
+            with IdleProof(llm.engine) as proof:
+                return Chat(conversation, screen, proof.meanwhile).loop()
 
 
 def _run_via(arguments: argparse.Namespace) -> int:
@@ -186,11 +188,21 @@ def _fenced(first: str, read: Callable[[str], str | None]) -> str:
 
 
 class Chat:
-    """Reads messages and commands, prints answers."""
+    """Reads messages and commands, prints answers.
 
-    def __init__(self, conversation: Conversation | RemoteConversation, screen: Screen) -> None:
+    Args:
+        meanwhile: what goes on while a message is typed; it ends before the model is used.
+    """
+
+    def __init__(
+        self,
+        conversation: Conversation | RemoteConversation,
+        screen: Screen,
+        meanwhile: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._conversation = conversation
         self._screen = screen
+        self._meanwhile = meanwhile
         self._failed = 0
         self._commands: dict[str, Callable[[str], None]] = {
             "/reset": self._reset,
@@ -208,7 +220,8 @@ class Chat:
 
         while True:
             try:
-                entry = read_entry(self._screen.read)
+                with self._meanwhile():
+                    entry = read_entry(self._screen.read)
             except KeyboardInterrupt:
                 if not self._screen.interactive:
                     raise

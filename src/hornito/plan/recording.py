@@ -29,8 +29,13 @@ class Pipelines:
         self._device = device
         self._made: dict[tuple[str, tuple[tuple[int, int], ...]], Pipeline] = {}
 
-    def build(self, plan: Plan, progress: Progress) -> dict[str, VulkanError]:
+    def build(
+        self, plan: Plan, progress: Progress, turn: Callable[[], None] | None = None
+    ) -> dict[str, VulkanError]:
         """Make every pipeline that the plan uses.
+
+        Args:
+            turn: called before each: returns when the device is free for it.
 
         Returns:
             the kernels that the driver could not compile, and its errors.
@@ -39,6 +44,8 @@ class Pipelines:
         failed: dict[str, VulkanError] = {}
         progress.start("building pipelines", len(wanted))
         for dispatch in wanted:
+            if turn is not None:
+                turn()
             try:
                 self.of(dispatch)
             except DeviceLostError:

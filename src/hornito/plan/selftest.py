@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from hornito.plan.records import (
     verdict_key,
 )
 from hornito.plan.stand import DATA, Stand
-from hornito.plan.units import Unit, twin_dispatches, units
+from hornito.plan.units import Unit, twin_dispatches
 from hornito.vk import api
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ BUDGET_SECONDS = 3.0
 """Time that a load spends on tests."""
 
 UNPROVEN = "unproven: no time for its test yet"
-"""Why a kernel is not used that was tested at no shape; the next load goes on testing."""
+"""Why a kernel is not used that was tested at no shape; an idle moment or the next load goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,16 @@ class Trust:
     dropped: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def waiting(self) -> tuple[str, ...]:
+        """Kernels that are not used until there is time for their test."""
+        return tuple(kernel for kernel, why in self.dropped.items() if why == UNPROVEN)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there is nothing left to test."""
+        return self.exempt or not (self.unproven or self.waiting)
+
+    @property
     def line(self) -> str:
         """For people: how many kernels were proved, which were dropped."""
         if self.exempt:
@@ -79,6 +89,8 @@ class Trust:
         else:
             good = len({v.kernel for v in self.verdicts.values() if v.verdict == GOOD})
             text = f"{good} proved on this device"
+        if self.waiting:
+            text += f", {len(self.waiting)} unproven"
         if self.unproven:
             text += f", {len(self.unproven)} shapes unproven"
         for kernel, why in self.dropped.items():
@@ -124,8 +136,9 @@ class SelfTest:
 
     def run(
         self,
-        plan: Plan,
+        found: Sequence[Unit],
         *,
+        only: Collection[str] | None = None,
         again: bool = False,
         tell: Callable[[int, int], object] | None = None,
     ) -> Trust:
@@ -134,6 +147,8 @@ class SelfTest:
         A kernel that fails at one shape is used at none. What earlier calls found is in the result.
 
         Args:
+            found: the units of a plan.
+            only: kernels to test; None for all.
             again: test what has a verdict too.
             tell: called with (done, all) after each unit.
 
@@ -142,14 +157,15 @@ class SelfTest:
                 load does without it.
         """
         unproven: list[str] = []
-        everything = _firsts_first(units(plan))
+        everything = _firsts_first(found)
         fallen: set[str] = set()
         for count, unit in enumerate(everything):
             if unit.kernel in fallen:
                 continue
             key = verdict_key(unit.kernel, unit.shape)
             known = None if again else self.records.verdicts.get(key)
-            if known is None and not self._time_left():
+            wanted = only is None or unit.kernel in only
+            if known is None and not (wanted and self._time_left()):
                 unproven.append(unit.title)
                 continue
             if known is None:
@@ -181,6 +197,7 @@ class SelfTest:
                 self._plain = self._make_plain()
             twin = twin_dispatches(self._plain, unit)
             for dispatch in (*unit.dispatches, *twin):
+                self.stand.take_turn()
                 self.stand.pipelines.of(dispatch)  # compiling is no testing
             began = time.monotonic()
             verdict = self._judge(unit, twin)
@@ -252,6 +269,12 @@ class SelfTest:
 def with_dropped(choices: Choices, dropped: Mapping[str, str]) -> Choices:
     """The choices without these kernels either."""
     return replace(choices, dropped={**choices.dropped, **dropped})
+
+
+def without_waiting(choices: Choices) -> Choices:
+    """The choices with the kernels that only wait for their test."""
+    known = {kernel: why for kernel, why in choices.dropped.items() if why != UNPROVEN}
+    return replace(choices, dropped=known)
 
 
 def difference(got: bytes, want: bytes, *, half: bool = False) -> float:

@@ -61,6 +61,7 @@ class Stand:
         plan: which buffers are values, and the KV kinds.
         weight_address: the device address of a weight by name.
         slots: sequences that have block tables.
+        turn: called before each submission: returns when the device is free for it.
     """
 
     def __init__(
@@ -70,8 +71,10 @@ class Stand:
         pipelines: Pipelines,
         weight_address: Callable[[str], int],
         slots: int,
+        turn: Callable[[], None] | None = None,
     ) -> None:
         self.device = device
+        self._turn = turn
         self.slots = slots
         self.plan = plan
         self.pipelines = pipelines
@@ -193,7 +196,13 @@ class Stand:
         finally:
             whole.free()
 
+    def take_turn(self) -> None:
+        """Make way for others who want the device, if there are any."""
+        if self._turn is not None:
+            self._turn()
+
     def _run(self, recorder: Recorder) -> None:
+        self.take_turn()
         self.device.wait(self.device.submit([recorder]), timeout_s=RUN_SECONDS)
 
     def _block(self, name: str, data: str) -> int | None:

@@ -16,7 +16,8 @@ from collections.abc import Generator, Iterator, Sequence
 from hornito.errors import DeviceLostError, HornitoError, SessionError, UsageError
 from hornito.ops.base import ROW_IGNORE_EOS, ROW_LIVE
 from hornito.plan.plan import RING
-from hornito.runtime.engine import Engine, Record, not_finite
+from hornito.runtime.emitted import Record, not_finite
+from hornito.runtime.engine import Engine
 from hornito.runtime.guard import uninterrupted
 from hornito.runtime.rows import RowUpdate, row_bytes, words
 from hornito.runtime.sampler import Sampler, SamplingParams, mask_update, sampling_updates
@@ -272,7 +273,7 @@ class DecodeRun:
             session.slot,
             0 if self.over[index] else self.flags[index],
             self.limits[index],
-            self.engine.emitted("batch", index),
+            self.engine.emitted.next_number("batch", index),
         )
 
     def _sampling(self) -> list[tuple[str, int, bytes]]:
@@ -345,7 +346,7 @@ class DecodeRun:
         with uninterrupted():
             # An interrupted wait leaves the run in flight; what it emitted is read or skipped once.
             self.in_flight.pop(0)
-            records = self.engine.take_records("batch", len(self.sessions), count, tops)
+            records = self.engine.emitted.take("batch", len(self.sessions), count, tops)
             for i, row in enumerate(records):
                 if (error := not_finite(row, i)) is not None:
                     self.errors[i] = self.errors[i] or error
@@ -395,7 +396,7 @@ class DecodeRun:
             with uninterrupted():
                 last = self.in_flight[-1][0] if self.in_flight else 0
                 for _, count in self.in_flight:
-                    self.engine.skip_records("batch", len(self.sessions), count)
+                    self.engine.emitted.skip("batch", len(self.sessions), count)
                 self.in_flight.clear()
             if (
                 last and not self.engine.device.lost

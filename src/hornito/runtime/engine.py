@@ -12,19 +12,20 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from hornito.errors import DeviceLostError, HornitoError, SessionError
+from hornito.errors import DeviceLostError, SessionError
 from hornito.graph.graph import Graph
 from hornito.graph.shapes import S, bind
-from hornito.ops.base import MOST_TOP, Operand
-from hornito.ops.head import RECORD_BYTES
-from hornito.plan.plan import RING, PlanOptions, build_plan
+from hornito.ops.base import Operand
+from hornito.plan.plan import Plan, PlanOptions, build_plan
 from hornito.plan.recording import SEGMENT_DISPATCHES, Pipelines, record
+from hornito.plan.selftest import without_waiting
 from hornito.progress import NullProgress, Progress
+from hornito.runtime.emitted import Emitted
 from hornito.runtime.guard import uninterrupted
 from hornito.runtime.identity import kv_identity
 from hornito.runtime.kv_cache import BlockCopy, BlockPool, BlockTables
@@ -36,7 +37,7 @@ from hornito.runtime.memory import (
     state_items,
 )
 from hornito.runtime.pacing import BOUND_MS, Pacer, usual_bound
-from hornito.runtime.settle import KernelPolicy, first_options, settle
+from hornito.runtime.settle import KernelPolicy, first_plan, settle
 from hornito.vk import api
 from hornito.vk.device import open_device
 from hornito.vk.memory import Arena
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("hornito")
 
 UPDATE_BYTES = 65536
-NOT_A_NUMBER = 0xFFFFFFFE
 DEFAULT_POLICY = KernelPolicy()
 
 
@@ -61,18 +61,6 @@ class Counters:
 
     evaluated_tokens: int = 0
     copied_bytes: int = 0
-
-
-class Record(NamedTuple):
-    """What a step says of its row: the next token, its log-probability, and the most likely ones.
-
-    `top` is empty unless the sampling parameters ask for it. All are of the model's own
-    distribution, before bias, penalties, temperature and filters.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 class Engine:
@@ -94,6 +82,7 @@ class Engine:
     Attributes:
         generation: counts how often the device was opened again.
         trust: what the self-test says of the kernels.
+        emitted: what steps said of their rows.
         identity: what must be equal for a saved KV cache to be usable here.
 
     Raises:
@@ -117,10 +106,9 @@ class Engine:
         self.device = device
         self.graph = graph
         self.eos_ids = tuple(eos_ids)
-        self.options = first_options(
+        self.options, self.plan = first_plan(
             graph, device, replace(options, eos_count=len(self.eos_ids)), policy
         )
-        self.plan = build_plan(graph, device.caps, self.options)
         self.memory = memory_plan(self.plan, self.options)
         check_memory(device, self.memory, self.options)
         self.identity = kv_identity(package, graph, self.plan, options, precision)
@@ -143,7 +131,7 @@ class Engine:
             self.close()
             raise
         self._free_slots = list(range(options.slots - 1, -1, -1))
-        self._emitted = {kind: [0] * rows for kind, rows in self._kind_rows().items()}
+        self.emitted = Emitted(self._host_words, self._kind_rows())
 
     # -- set-up -----------------------------------------------------------------------------
 
@@ -198,8 +186,9 @@ class Engine:
         if rows and rows[-1] > 1:
             rows = sorted({*rows[:-1], rows[-1] // 2})
         self._submission_ms = self._submission_ms or BOUND_MS
-        self.options = replace(self.options, chunk_rows=tuple(rows))
-        self.plan = build_plan(self.graph, self.device.caps, self.options)
+        choices = without_waiting(self.options.choices)
+        options = replace(self.options, chunk_rows=tuple(rows), choices=choices)
+        self.options, self.plan = first_plan(self.graph, self.device, options, self._policy)
         self.memory = memory_plan(self.plan, self.options)
         self._build(NullProgress())
 
@@ -389,41 +378,6 @@ class Engine:
         """Block until a submission has completed."""
         self.device.wait(ticket)
 
-    def take_records(
-        self, kind: str, rows: int, count: int, tops: Sequence[int] = ()
-    ) -> list[list[Record]]:
-        """What each of the first `rows` rows emitted in `count` steps.
-
-        A row that stopped has fewer than `count`. Sequence numbers are used up either way: they
-        never repeat in an engine's life.
-
-        Args:
-            tops: how many most likely tokens each row was asked for.
-
-        Returns:
-            the records, which `not_finite` has to look at: logits may hold a NaN.
-        """
-        view = self._host_words(f"{kind}.records").reshape(-1, RING, RECORD_BYTES // 4)
-        top = self._host_words(f"{kind}.top").reshape(-1, RING, MOST_TOP, 2)
-        found: list[list[Record]] = []
-        for row in range(rows):
-            first, records = self._emitted[kind][row], list[Record]()
-            wanted = tops[row] if tops else 0
-            for number in range(first, first + count):
-                token, logprob, sequence, _ = view[row, number % RING].tolist()
-                if sequence != (number + 1) & 0xFFFFFFFF:
-                    break
-                likely = _top(top[row, number % RING, :wanted]) if wanted else ()
-                records.append(Record(token, float(np.uint32(logprob).view(np.float32)), likely))
-            found.append(records)
-        self.skip_records(kind, rows, count)
-        return found
-
-    def skip_records(self, kind: str, rows: int, count: int) -> None:
-        """Pass over what the first `rows` rows emitted in `count` steps."""
-        for row in range(rows):
-            self._emitted[kind][row] += count
-
     def host_floats(self, name: str, count: int) -> npt.NDArray[np.float32]:
         """A copy of the first `count` floats of a readback item."""
         return self._host_words(name).view(np.float32)[:count].copy()
@@ -453,10 +407,6 @@ class Engine:
         size = self._readback.size(name)
         return np.frombuffer(view[offset : offset + size], np.uint32)
 
-    def emitted(self, kind: str, row: int) -> int:
-        """The next sequence number of a row's records."""
-        return self._emitted[kind][row] & 0xFFFFFFFF
-
     def claim_batch(self, release: Callable[[], None] | None = None) -> None:
         """Become the one who writes the row records of `batch` plans.
 
@@ -484,12 +434,15 @@ class Engine:
         return before - self.plan.arena.total
 
     def replan(self, options: PlanOptions) -> None:
+        """Make another plan of the same graph, and take it."""
+        self.take_plan(options, build_plan(self.graph, self.device.caps, options))
+
+    def take_plan(self, options: PlanOptions, plan: Plan) -> None:
         """Take another plan of the same graph; KV blocks, sessions and snapshots stay.
 
         Its pipelines are made when they are first needed. Nothing may be in flight.
         """
-        self.options = options
-        self.plan = build_plan(self.graph, self.device.caps, options)
+        self.options, self.plan = options, plan
         for recorder in self._made_recorders():
             recorder.free()
         self._recordings.clear()
@@ -576,21 +529,3 @@ class Engine:
             if np.any(data[start : start + layout.guard // 4] != poison):
                 hurt.append(name)
         return hurt
-
-
-def not_finite(records: Sequence[Record], row: int) -> HornitoError | None:
-    """What is wrong with the records of a row, when its logits held a NaN or an infinity."""
-    if all(record.token != NOT_A_NUMBER for record in records):
-        return None
-    return HornitoError(
-        f"the logits of row {row} are not finite: a value overflowed or the weights are damaged; "
-        "run `hornito verify` on the package, or load with precision high (--precision high, or "
-        "precision='high')"
-    )
-
-
-def _top(words: npt.NDArray[np.uint32]) -> tuple[tuple[int, float], ...]:
-    """(id, log-probability) of each entry; a small vocabulary leaves some empty."""
-    values = words[:, 1].copy().view(np.float32).tolist()
-    pairs = zip(words[:, 0].tolist(), values, strict=True)
-    return tuple((token, value) for token, value in pairs if token != 0xFFFFFFFF)

@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import DeviceLostError, SessionError, UsageError
-from hornito.runtime.engine import Engine, Record, not_finite
+from hornito.runtime.emitted import Record, not_finite
+from hornito.runtime.engine import Engine
 from hornito.runtime.guard import uninterrupted
 from hornito.runtime.kv_cache import SequenceBlocks
 from hornito.runtime.rows import chunk_bytes, words
@@ -187,7 +188,7 @@ class Evaluation:
             position=self.position,
             slot=self.slot,
             limit=engine.context + 1,
-            emitted={r: engine.emitted(kind, i) for i, r in enumerate(picked)},
+            emitted={r: engine.emitted.next_number(kind, i) for i, r in enumerate(picked)},
         )
         changes = [
             *updates,
@@ -215,7 +216,7 @@ class Evaluation:
             engine.wait(ticket)
         except BaseException:
             # Their records are never read: later calls must not take them for their own.
-            engine.skip_records(kind, len(picked), 1)
+            engine.emitted.skip(kind, len(picked), 1)
             raise
         if tail in ("argmax", "logprob"):
             self._collect(kind, len(picked))
@@ -258,12 +259,12 @@ class Evaluation:
         except BaseException:
             # Their records are never read: later calls must not take them for their own.
             if tail in ("argmax", "sample"):
-                engine.skip_records(kind, len(picked), 1)
+                engine.emitted.skip(kind, len(picked), 1)
             raise
 
     def _collect(self, kind: str, picked: int, tops: Sequence[int] = ()) -> None:
         """Read the records of a call; the last one's token is the pending one."""
-        records = self.engine.take_records(kind, picked, 1, tops)
+        records = self.engine.emitted.take(kind, picked, 1, tops)
         for row, found in enumerate(records):
             if (error := not_finite(found, row)) is not None:
                 raise error

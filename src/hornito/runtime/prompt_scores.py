@@ -9,7 +9,7 @@ import numpy as np
 
 from hornito.errors import UsageError
 from hornito.ops.base import ROW_BYTES, ROW_IGNORE_EOS, ROW_LIVE
-from hornito.runtime.engine import not_finite
+from hornito.runtime.emitted import not_finite
 from hornito.runtime.results import TokenLogprob
 from hornito.runtime.rows import RowUpdate, row_bytes, words
 from hornito.runtime.sampler import Sampler, SamplingParams, sampling_updates
@@ -65,7 +65,7 @@ def _most_likely(session: Session, kind: str, rows: int, live: int, row: int, to
         session.slot,
         ROW_LIVE | ROW_IGNORE_EOS,
         engine.context + 1,
-        engine.emitted(kind, 0),
+        engine.emitted.next_number(kind, 0),
     )
     changes = [
         (f"{kind}.rows", row * ROW_BYTES, row_bytes([record], 1)),
@@ -75,7 +75,7 @@ def _most_likely(session: Session, kind: str, rows: int, live: int, row: int, to
     if kind == "chunk":
         changes.append((f"{kind}.selection", 0, words(row)))
     engine.wait(engine.submit(changes, engine.recording(kind, rows, "sample")))
-    ((found,),) = engine.take_records(kind, 1, 1, (top,))
+    ((found,),) = engine.emitted.take(kind, 1, 1, (top,))
     if (error := not_finite([found], row)) is not None:
         raise error
     return found.top

@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from hornito.errors import SessionError
+from hornito.errors import VulkanError
 from hornito.graph.graph import Graph
 from hornito.ops.variants import Choices
 from hornito.plan.plan import Plan, PlanOptions, build_plan
 from hornito.plan.records import DeviceRecords
 from hornito.plan.selftest import (
     BUDGET_SECONDS,
-    UNPROVEN,
     SelfTest,
     Trust,
     exempt,
@@ -26,6 +25,7 @@ from hornito.plan.selftest import (
 )
 from hornito.plan.stand import Stand
 from hornito.plan.tune import measure, recorded_winners
+from hornito.plan.units import units
 from hornito.progress import Progress
 
 if TYPE_CHECKING:
@@ -52,22 +52,21 @@ class KernelPolicy:
     thorough: bool = False
 
 
-def first_options(
+def first_plan(
     graph: Graph, device: Device, options: PlanOptions, policy: KernelPolicy
-) -> PlanOptions:
-    """The options with what is on record for the device: dropped kernels, winners."""
-    records = DeviceRecords.load(device.info)
-    if not records.verdicts and not records.winners:
-        return options
+) -> tuple[PlanOptions, Plan]:
+    """The plan, and its options with what is on record: dropped kernels, winners."""
     plan = build_plan(graph, device.caps, options)
-    dropped: Mapping[str, str] = {}
-    if not policy.thorough:
-        dropped = records.dropped(_kernels(plan))
-    winners = {} if policy.tune == "off" else recorded_winners(plan, records)
-    if not dropped and not winners:
-        return options
-    choices = with_dropped(options.choices, dropped)
-    return replace(options, choices=replace(choices, winners={**choices.winners, **winners}))
+    records = DeviceRecords.load(device.info)
+    if not policy.thorough and (dropped := records.dropped(_kernels(plan))):
+        options = replace(options, choices=with_dropped(options.choices, dropped))
+        plan = build_plan(graph, device.caps, options)
+    # Winners are of the variants that took part, without those that were dropped.
+    if policy.tune != "off" and (winners := recorded_winners(plan, records)):
+        choices = replace(options.choices, winners={**options.choices.winners, **winners})
+        options = replace(options, choices=choices)
+        plan = build_plan(graph, device.caps, options)
+    return options, plan
 
 
 def settle(engine: Engine, progress: Progress, policy: KernelPolicy) -> Trust:
@@ -95,46 +94,11 @@ def settle(engine: Engine, progress: Progress, policy: KernelPolicy) -> Trust:
     return _prove(engine, progress, policy, records)
 
 
-def prove(engine: Engine, progress: Progress, budget_s: float | None) -> Trust:
-    """Test what no time was left for at load; what passes is used from then on.
-
-    Args:
-        budget_s: seconds for it; None for as long as it takes.
-
-    Raises:
-        SessionError: sessions or snapshots are open, whose plan must not change.
-        DeviceLostError: a kernel took the device with it.
-    """
-    with engine.lock:
-        if engine.closed:
-            raise SessionError("this model is closed; load it again")
-        if engine.trust.exempt or not engine.trust.unproven:
-            return engine.trust
-        if engine.sessions or engine.snapshots:
-            raise SessionError("kernels can be proved while no session and no snapshot is open")
-        choices = engine.options.choices
-        left = {kernel: why for kernel, why in choices.dropped.items() if why != UNPROVEN}
-        _replan(engine, replace(choices, dropped=left), progress)
-        records = DeviceRecords.load(engine.device.info)
-        engine.trust = _prove(engine, progress, KernelPolicy(budget_s=budget_s), records)
-        return engine.trust
-
-
 def _prove(
     engine: Engine, progress: Progress, policy: KernelPolicy, records: DeviceRecords
 ) -> Trust:
-    options = engine.options
     stand = _stand(engine)
-    test = SelfTest(
-        stand,
-        records,
-        lambda: build_plan(
-            engine.graph,
-            engine.device.caps,
-            replace(options, choices=Choices(plain=True)),
-        ),
-        policy.budget_s,
-    )
+    test = SelfTest(stand, records, lambda: plain_plan(engine), policy.budget_s)
     drawn = False
     unproven: dict[str, None] = {}  # of all plans: those of a dropped kernel are in no later one
 
@@ -149,7 +113,8 @@ def _prove(
 
     try:
         while True:
-            trust = test.run(engine.plan, again=policy.thorough and not drawn, tell=tell)
+            again = policy.thorough and not drawn
+            trust = test.run(units(engine.plan), again=again, tell=tell)
             unproven |= dict.fromkeys(trust.unproven)
             new = set(trust.dropped) - set(engine.options.choices.dropped)
             if not new:
@@ -181,21 +146,31 @@ def _replan(engine: Engine, choices: Choices, progress: Progress) -> None:
 
 def _make_pipelines(engine: Engine, progress: Progress) -> None:
     """Build every pipeline; kernels that can't be made are dropped while there are others."""
-    while failed := engine.pipelines.build(engine.plan, progress):
-        chosen = {site.taken.kernel for b in engine.plan.buckets.values() for site in b.sites}
-        plain = {
-            site.taken.kernel
-            for bucket in engine.plan.buckets.values()
-            for site in bucket.sites
-            if site.taken.plain
-        }
-        for kernel, error in failed.items():
-            if kernel not in chosen or kernel in plain:
-                raise error
-            logger.warning("%s; another variant takes its place", error)
-        dropped = {kernel: f"failed: {error}" for kernel, error in failed.items()}
+    while dropped := failing(engine.plan, engine.pipelines.build(engine.plan, progress)):
         choices = with_dropped(engine.options.choices, dropped)
         engine.replan(replace(engine.options, choices=choices))
+
+
+def failing(plan: Plan, failed: Mapping[str, VulkanError]) -> dict[str, str]:
+    """Kernels of a plan that can't be made, and why.
+
+    Raises:
+        VulkanError: one of them has no other that could take its place.
+    """
+    taken = [site.taken for bucket in plan.buckets.values() for site in bucket.sites]
+    chosen = {variant.kernel for variant in taken}
+    plain = {variant.kernel for variant in taken if variant.plain}
+    for kernel, error in failed.items():
+        if kernel not in chosen or kernel in plain:
+            raise error
+        logger.warning("%s; another variant takes its place", error)
+    return {kernel: f"failed: {error}" for kernel, error in failed.items()}
+
+
+def plain_plan(engine: Engine) -> Plan:
+    """The plan of plain twins that kernels are compared with."""
+    options = replace(engine.options, choices=Choices(plain=True))
+    return build_plan(engine.graph, engine.device.caps, options)
 
 
 def _kernels(plan: Plan) -> set[str]:

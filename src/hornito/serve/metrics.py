@@ -74,6 +74,12 @@ class Metrics:
         gauge("up", "Whether requests are answered").set_function(
             lambda: float(scheduler.state == "ok")
         )
+        gauge("unproven_kernels", "Kernels that wait for their test, unused").set_function(
+            lambda: len(scheduler.llm.engine.trust.waiting)
+        )
+        gauge("unproven_shapes", "Shapes that kernels were not tested at yet").set_function(
+            lambda: len(scheduler.llm.engine.trust.unproven)
+        )
         self.registry.register(_CacheCollector(scheduler))
         planned = gauge("device_memory_bytes", "Device memory by purpose", ("purpose",))
         for purpose in ("weights", "kv", "activations", "state", "readback"):

@@ -18,7 +18,7 @@ from hornito.serve.work import Job, Queue, Scores, Started
 
 if TYPE_CHECKING:
     from hornito.api import LLM
-    from hornito.runtime.engine import Record
+    from hornito.runtime.emitted import Record
     from hornito.runtime.session import Session
 
 log = logging.getLogger("hornito")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from hornito.errors import DeviceLostError, HornitoError
+from hornito.runtime.idle import IdleProof
 from hornito.serve.prefix_cache import PrefixCache
 from hornito.serve.rounds import NoWatch, Rounds, Watch
 from hornito.serve.work import Deliver, Group, Job, Queue, UnavailableError, Work
@@ -25,7 +26,7 @@ RETRY_SECONDS = (0.0, 1.0, 5.0, 15.0)
 
 
 class Scheduler:
-    """Answers requests.
+    """Answers requests, and proves kernels while there are none.
 
     Attributes:
         queue: what waits.
@@ -59,6 +60,7 @@ class Scheduler:
         # After a loss it is the scheduler that decides who goes on: sessions must not do so alone.
         llm.engine.recover = False
         self._rounds = self._begin(llm)
+        self._proof = IdleProof(llm.engine, self._report)
         self._thread = threading.Thread(target=self._work, name="hornito-scheduler", daemon=True)
         self._thread.start()
 
@@ -146,8 +148,7 @@ class Scheduler:
         try:
             self.llm.engine.device.completed()
         except DeviceLostError as error:
-            lost, rounds = error, self._rounds
-            self._post(lambda: self._lose(lost) if self._rounds is rounds else None)
+            self._report(error)
             raise
 
     def close(self) -> None:
@@ -156,6 +157,11 @@ class Scheduler:
             self.state = "stopping"
             self.queue.changed.notify_all()
         self._thread.join()
+
+    def _report(self, error: DeviceLostError) -> None:
+        """Have the thread find out that the device is gone, unless it does so before."""
+        rounds = self._rounds
+        self._post(lambda: self._lose(error) if self._rounds is rounds else None)
 
     def _post(self, call: Callable[[], None]) -> None:
         with self.queue.changed:
@@ -180,13 +186,17 @@ class Scheduler:
                 self.state = "failed"
             self._fail_waiting(UnavailableError(self._why()))
             raise
+        finally:
+            self._proof.close()
 
     def _serve(self) -> None:
         while self.state != "stopping":
             with self.queue.changed:
                 if self._rounds.idle and not self._calls and self.state != "stopping":
+                    self._proof.resume()
                     self.queue.changed.wait()
                 calls, self._calls = self._calls, []
+            self._proof.pause()
             for call in calls:
                 call()
             try:
@@ -202,6 +212,7 @@ class Scheduler:
         self._end()
 
     def _end(self) -> None:
+        self._proof.close()
         stopping = UnavailableError(self._why())
         self._rounds.fail_all(stopping)
         self._fail_waiting(stopping)
@@ -224,6 +235,7 @@ class Scheduler:
             if self.state == "stopping":
                 return
             self.state = "device lost"
+        self._proof.close()
         self._rounds.fail_all(error)
         self._fail_waiting(error)
         self.cache.clear()
@@ -253,6 +265,7 @@ class Scheduler:
         before = self.cache
         self._rounds = self._begin(self.llm)
         self.cache.lookups, self.cache.hits = before.lookups, before.hits
+        self._proof = IdleProof(self.llm.engine, self._report)
         with self.queue.changed:
             if self.state != "stopping":
                 self.state = "ok"

@@ -190,12 +190,15 @@ class TextService:
     def health(self) -> dict[str, Any]:
         """What the server does; DeviceLostError when the device is gone."""
         self.scheduler.check_device()
+        trust = self.scheduler.llm.engine.trust
         return {
             "status": self.scheduler.state,
             "model": self.model.name,
             "device": self.scheduler.llm.device_line,
             "running": self.scheduler.running,
             "waiting": len(self.scheduler.queue),
+            "unproven_kernels": len(trust.waiting),
+            "unproven_shapes": len(trust.unproven),
         }
 
     def routes(self) -> list[Route]:
