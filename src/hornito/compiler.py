@@ -138,19 +138,29 @@ def compile_source(
             + ", ".join(left[:8])
         )
 
+    origin = _provenance(source)  # reads all of it, once
+
     def plain(folder: Path) -> Path:
         """The same graph in fp16, for calibration."""
         said = list(source.warnings)
         twin, nodes, reports = build_graph(source, "fp16", disabled_passes)
         source.warnings[:] = said
         path = folder / "plain.vxm"
-        write_graph(path, source, twin, "fp16", nodes, reports, progress)
+        write_graph(path, source, twin, "fp16", nodes, reports, progress, origin=origin)
         return path
 
     with rounded(graph, storage, quantisation, plain, Path(out), progress) as rounding:
         source.warnings += rounding.warnings
         size = write_graph(
-            out, source, graph, storage.weights, before, passes, progress, rounding.record
+            out,
+            source,
+            graph,
+            storage.weights,
+            before,
+            passes,
+            progress,
+            rounding.record,
+            origin=origin,
         )
     progress.finish()
     return CompileReport(
@@ -187,11 +197,14 @@ def write_graph(
     passes: Sequence[PassReport],
     progress: Progress | None = None,
     rounding: Mapping[str, Any] | None = None,
+    *,
+    origin: dict[str, Any] | None = None,
 ) -> int:
     """Write the package of a graph after passes, and return its size in bytes.
 
     Args:
         rounding: what the manifest says of how matrices were rounded.
+        origin: what it says of the source; None to find out, which reads the source for its hash.
     """
     blobs = {}
     if source.tokenizer_json is not None:
@@ -207,7 +220,7 @@ def write_graph(
         source.generation_config,
         _quant_record(graph, weights, rounding),
         _support(graph, source, nodes_before, _counts(passes)),
-        _provenance(source),
+        _provenance(source) if origin is None else origin,
         progress,
     )
 
