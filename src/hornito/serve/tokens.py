@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -74,31 +73,49 @@ class Places:
     """
 
     def __init__(self, *, strip: bool = False) -> None:
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._at = 0  # of what is not decoded yet
+        self._begun = b""  # of a character that may still go on
+        self._at = 0  # the place of that character, or of the next
         self._strip = strip
 
     def take(self, data: bytes) -> int:
         """The place of a token of these bytes, which come next."""
-        pending, place = self._pending, self._at
-        text = self._utf8.decode(data[:1])
-        # A first byte that does not go on with the character begun before makes that one U+FFFD.
-        if pending and text and (len(text) > 1 or self._pending):
-            place += 1
-        text += self._utf8.decode(data[1:])
-        if self._strip and text:
-            text, self._strip = text.removeprefix(" "), False
-        self._at += len(text)
-        return place
+        places = [self._take_byte(data[at : at + 1]) for at in range(len(data))]
+        return places[0] if places else self._at
 
     def go_on(self, at: int) -> None:
         """What comes now begins a text of its own, at that place."""
-        self._utf8.reset()
-        self._at, self._strip = at, False
+        self._begun, self._at, self._strip = b"", at, False
 
-    @property
-    def _pending(self) -> bool:
-        return bool(self._utf8.getstate()[0])
+    def _take_byte(self, byte: bytes) -> int:
+        """The place of a byte that comes next."""
+        character = self._begun + byte
+        goes_on = _goes_on(character)
+        if goes_on is None and self._begun:
+            # It is not of the character begun before, which stays U+FFFD.
+            self._end(self._begun)
+            character, goes_on = byte, _goes_on(byte)
+        place = self._at
+        if goes_on:
+            self._begun = character
+        else:
+            self._end(character)
+        return place
+
+    def _end(self, character: bytes) -> None:
+        """A character is complete, or will never be."""
+        if not (self._strip and character == b" "):
+            self._at += 1
+        self._begun, self._strip = b"", False
+
+
+def _goes_on(character: bytes) -> bool | None:
+    """Whether these bytes are the beginning of a character rather than all of it; None: neither."""
+    try:
+        character.decode()
+    except UnicodeDecodeError as error:
+        # Not of the incremental decoder, which waits for the end of an encoded surrogate, too.
+        return True if error.reason == "unexpected end of data" else None
+    return False
 
 
 class CompletionLogprobs:
