@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tree import ROOT, kernel_tool
+
+BEGAN = time.monotonic()
+BUDGET_SECONDS = 600
+"""What a run of all tests that are not slow should take on a software device."""
 
 
 def validation_layer_installed() -> bool:
@@ -50,6 +55,21 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     lines, reason = device_lines()
     validate = "on" if os.environ.get("HORNITO_VALIDATE") == "1" else "off"
     return [f"vulkan: {'; '.join(lines) or reason}", f"validation layer: {validate}"]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Says where the time went when a run took longer than the suite may on a software device."""
+    seconds: dict[str, float] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                file = report.nodeid.partition("::")[0]
+                seconds[file] = seconds.get(file, 0.0) + report.duration
+    total = time.monotonic() - BEGAN
+    if total > BUDGET_SECONDS:
+        terminalreporter.section(f"{total:.0f} s, over the budget of {BUDGET_SECONDS} s")
+        for file in sorted(seconds, key=lambda file: -seconds[file])[:10]:
+            terminalreporter.write_line(f"{seconds[file]:6.0f} s {file}")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

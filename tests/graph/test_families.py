@@ -13,7 +13,18 @@ from hornito.compiler import build_graph
 from hornito.graph.graph import Graph
 from hornito.graph.passes import ORDER
 from hornito.importers import open_source
+from hornito.plan.plan import PlanOptions, build_plan
+from hornito.vk import api
+from hornito.vk.caps import Caps
 
+SOFTWARE = Caps.parse(
+    {
+        "deviceType": api.VK_PHYSICAL_DEVICE_TYPE_CPU,
+        "subgroupSize": 8,
+        "subgroupSupportedStages": api.VK_SHADER_STAGE_COMPUTE_BIT,
+        "subgroupSupportedOperations": 255,
+    }
+)
 HF = Path(__file__).parent.parent / "data" / "hf"
 
 # How many nodes each pass makes; a pass that is not named finds nothing.
@@ -55,6 +66,17 @@ def graph_of(name: str, disabled: tuple[str, ...]) -> tuple[Graph, dict[str, int
 
 def layers_of(graph: Graph) -> int:
     return sum(node.op == "attention" for node in graph)
+
+
+@pytest.mark.parametrize("weights", ("fp32", "int4"))
+@pytest.mark.parametrize("name", NAMES)
+def test_d21_a_plan_has_few_pipelines(name: str, weights: str) -> None:
+    """A software device compiles each with LLVM before its first dispatch: seconds, if many."""
+    graph, _, _ = build_graph(open_source(HF / name), weights)
+    options = PlanOptions(context=256, kv_half=True, slots=16)
+    plan = build_plan(graph, SOFTWARE, options)
+    pipelines = plan.distinct()
+    assert len(pipelines) <= 42 and len({d.kernel for d in pipelines}) <= 20
 
 
 @pytest.mark.parametrize(

@@ -187,6 +187,22 @@ def plan(request: pytest.FixtureRequest) -> Plan:
     return build_plan(graph, caps, options(slots=2, chunk_rows=(16, 64), head_tile_ids=tile))
 
 
+@pytest.mark.parametrize("disabled", ((), ORDER), ids=("fused", "plain"))
+@pytest.mark.parametrize("caps", (GPU, device()), ids=("gpu", "software"))
+def test_c2_every_node_and_weight_is_used_on_the_device(
+    caps: Caps, disabled: tuple[str, ...]
+) -> None:
+    """In every bucket, with table and head: a call leaves nothing to the processor."""
+    graph = small_llama.build("fp16", vocab_size=5000)
+    run_passes(graph, disabled)
+    plan = build_plan(graph, caps, options(slots=2, chunk_rows=(16, 64)))
+    for bucket in plan.buckets.values():
+        for name, tail in bucket.tails.items():
+            dispatches = (*bucket.body.dispatches, *tail.dispatches)
+            assert {d.node for d in dispatches} == {node.name for node in graph}, name
+            assert {o.name for d in dispatches for o in d.reads} >= set(graph.weights), name
+
+
 def test_barriers_stand_between_all_conflicts(plan: Plan) -> None:
     for bucket in plan.buckets.values():
         for program in programs(bucket):

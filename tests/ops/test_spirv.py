@@ -188,9 +188,35 @@ def test_kernels_need_no_more_than_their_device_offers() -> None:
             assert module.capabilities <= offered, f"{dispatch.kernel} on {call.device}"
 
 
+def test_c5_more_shared_memory_than_every_device_has_is_asked_for() -> None:
+    """Kernels beyond 16 KiB are offered only to devices that have as much as they use."""
+    seen = set()
+    for call in calls():
+        for site in lower(call, small_caps()).sites:
+            for variant in site.admitted:
+                shared = parse(load_spirv(variant.kernel)).shared_bytes
+                if shared <= SHARED_LIMIT:
+                    continue
+                (asked,) = (n for n in variant.requires if n.startswith("shared>="))
+                assert int(asked.removeprefix("shared>=")) >= shared, variant.name
+                least = replace(small_caps(), shared_memory_bytes=shared - 1)
+                assert not variant.admitted(least), variant.name
+                seen.add(variant.kernel)
+    large = {k for k in kernel_names() if parse(load_spirv(k)).shared_bytes > SHARED_LIMIT}
+    assert seen == large
+
+
 def members(push: Push) -> list[Member]:
     offsets = push.offsets()
     return [Member(name, kind, offsets[name]) for name, kind in push.fields]
+
+
+def test_d21_kernels_are_few_and_small() -> None:
+    """What the tests, and whoever starts on a software device, wait for: the driver's compiler."""
+    sizes = {name: len(load_spirv(name)) for name in kernel_names()}
+    assert len(sizes) <= 130
+    assert max(sizes.values()) <= 96 * 1024, max(sizes, key=lambda name: sizes[name])
+    assert sum(sizes.values()) <= 4 << 20
 
 
 def test_push_sizes_fit_the_baseline() -> None:

@@ -134,32 +134,45 @@ def test_c13_no_pipeline_is_made_that_the_plan_does_not_use(
 
 
 LOAD = """
-import json, sys
+import json, re, sys
 import hornito
 from hornito.diag.bench import anonymous_bytes
+
+def peak():
+    found = re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())
+    return int(found[1]) * 1024
+
 before = anonymous_bytes()
+if before is None:
+    sys.exit("this system does not tell")
+most = peak()
 with hornito.load(sys.argv[1], context=64) as llm:
-    print(json.dumps([before, anonymous_bytes(), llm.engine.memory.total]))
+    grown = anonymous_bytes() - before, peak() - most
+    print(json.dumps([*grown, llm.engine.memory.total]))
 """
 
 
 @pytest.mark.gpu
 def test_c14_loading_takes_no_host_memory_of_its_own(kernels: None, tmp_path: Path) -> None:
-    """On a software device, whose memory is the host's: the plan's bytes, and little more."""
+    """Beside the package's own pages, neither at the end nor at any time before: a second copy of
+    the weights would show. On a software device, whose memory is the host's, the plan's bytes are.
+    """
     from hornito.diag import random_model
 
     package = tmp_path / "model.vxm"
     monkey = pytest.MonkeyPatch()
-    monkey.setitem(random_model.SHAPES, "wide", (256, 640, 1, 4, 2, 60000, False))
+    monkey.setitem(random_model.SHAPES, "wide", (256, 640, 1, 4, 2, 120000, False))
     size = random_model.write_random_model("wide", package, weights="fp32", context=512)
     monkey.undo()
-    assert size > 100e6
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD, str(package)], capture_output=True, text=True, check=True
-    )
-    before, after, planned = json.loads(done.stdout)
-    if before is None:
+    assert size > 240e6
+    command = [sys.executable, "-c", LOAD, str(package)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "does not tell" in done.stderr:
         pytest.skip("this system does not tell")
+    assert done.returncode == 0, done.stderr
+    grown, most, planned = json.loads(done.stdout)
     with open_device() as device:
         held = planned if device.info.kind == "software" else 0
-    assert after - before < held + 200e6
+    driver = 160e6  # its libraries and compiled pipelines
+    assert grown < held + driver
+    assert most < held + size + driver

@@ -132,6 +132,46 @@ def test_a_variant_that_is_wrong_past_a_tile_is_dropped(
         assert VARIANT not in kernels_of(engine)
 
 
+def test_d2_a_variant_with_a_wrong_band_is_dropped(
+    fresh: Device, compiled: Compiled, broken: Broken
+) -> None:
+    """Eight columns of each result are wrong, in all rows, and by a tenth."""
+    broken(
+        VARIANT,
+        "finish(row0 + r, n, sum[r][j]);",
+        "finish(row0 + r, n, n >= 24u && n < 32u ? sum[r][j] * 0.9 : sum[r][j]);",
+    )
+    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+        assert WRONG in verdicts(engine, VARIANT)
+        assert VARIANT not in kernels_of(engine)
+        check_answer(engine)
+
+
+@pytest.mark.parametrize(
+    ("device", "kernel", "right", "wrong"),
+    [
+        ("software", VARIANT, "subgroupBroadcast(x, 7u)", "subgroupBroadcast(x, 6u)"),
+        ("discrete", "attention/lanes.kv32", "subgroupShuffleXor(score[i], m)", "score[i]"),
+    ],
+)
+def test_d12_a_wrong_subgroup_operation_is_noticed(
+    fresh: Device,
+    compiled: Compiled,
+    broken: Broken,
+    device: str,
+    kernel: str,
+    right: str,
+    wrong: str,
+) -> None:
+    """The driver takes another lane's value than it was asked for."""
+    fresh.caps = replace(fresh.caps, device_kind=device)
+    broken(kernel, right, wrong)
+    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+        assert verdicts(engine, kernel) & {WRONG, UNSTABLE}
+        assert kernel in engine.trust.dropped and kernel not in kernels_of(engine)
+        check_answer(engine)
+
+
 def test_a_variant_whose_bits_change_is_dropped(
     fresh: Device, compiled: Compiled, broken: Broken
 ) -> None:

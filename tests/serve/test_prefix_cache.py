@@ -92,12 +92,25 @@ def test_answers_are_those_of_a_cold_start(server: Live) -> None:
 
 def test_f1_penalties_see_cached_prompts(server: Live) -> None:
     """Tokens that were not evaluated again count as the prompt's all the same."""
-    ids = ids_of(3, 70)
-    body = {"max_tokens": 20, "temperature": 0, "repetition_penalty": 3.0, "ignore_eos": True}
+
+    def likely(prompt: list[int]) -> int:
+        made = server.scheduler.call(lambda: server.llm.generate(prompt, max_tokens=1))
+        return made.token_ids[0]
+
+    def with_likely(prompt: list[int]) -> list[int]:
+        return [*prompt[:9], likely(prompt), *prompt[10:]]
+
+    # The most likely token stands in the cached part alone: only its count there can displace it.
+    prompts = (with_likely(ids_of(seed, 70)) for seed in range(100))
+    ids = next(p for p in prompts if likely(p) in p[:69] and likely(p) != p[69])
+    body = {"max_tokens": 20, "temperature": 0, "ignore_eos": True, "logprobs": 0}
+    penalised = {**body, "repetition_penalty": 3.0}
     server.used_blocks()
-    cold, warm = (server.complete(ids, **body) for _ in range(2))
+    cold, warm = (server.complete(ids, **penalised) for _ in range(2))
     assert (cached(cold), cached(warm)) == (0, 69)
-    assert cold["choices"] == warm["choices"]
+    free = server.complete(ids, **body)
+    tokens = [a["choices"][0]["logprobs"]["tokens"] for a in (cold, warm, free)]
+    assert tokens[0] == tokens[1] and tokens[1][0] != tokens[2][0]
 
 
 def test_several_answers_share_one_prompt(server: Live) -> None:

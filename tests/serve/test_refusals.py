@@ -208,8 +208,17 @@ def test_h1_prompts_that_do_not_fit(server: Live) -> None:
 @pytest.mark.gpu
 @EACH_MODEL
 def test_h2_everything_is_checked_before_a_stream(server: Live) -> None:
-    answer = server.post("/v1/completions", model=NAME, prompt="x", stream=True, top_p=7)
-    assert answer.status_code == 400 and error_of(answer)["param"] == "top_p"
+    """A stream is asked for in each, and each gets a status and one object."""
+    chat, completion = {"messages": [USER]}, {"prompt": "x"}
+    cases = [("/v1/chat/completions", {**chat, **change}, param) for change, param in CHATS]
+    cases += [("/v1/completions", {**completion, **change}, param) for change, param in COMPLETIONS]
+    for path, body, param in cases:
+        if param.startswith("stream"):
+            continue
+        data = json.dumps({"model": NAME, "stream": True, **body})
+        answer = server.http.post(path, content=data, headers={"content-type": "application/json"})
+        assert answer.status_code == 400 and error_of(answer)["param"] == param, body
+        assert answer.headers["content-type"] == "application/json"
 
 
 @pytest.mark.gpu

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 
 from gguf_samples import TEMPLATE, byte_characters, tiny_vocabulary
 from hornito.errors import FormatError, UnsupportedError, UsageError
+from hornito.importers.pretokenizers import PRETOKENIZERS
 from hornito.importers.tokenizer import Vocabulary, read_vocabulary
 from hornito.text.huggingface import byte_alphabet
 from hornito.text.stream import StreamDecoder
@@ -65,6 +67,33 @@ def test_every_pre_tokenizer_gives_the_text_back(pre: str) -> None:
     tokenizer = build(**{"ggml.pre": pre})
     for text in ("hello  world's 12345 +=-\r\n\n\t x", "Löwe 火山 🌋  ", " \n \n", "'LL don't"):
         assert tokenizer.decode(tokenizer.encode(text, add_bos=False)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "qwen2", "gpt2"),
+    [
+        ("x==y;", "x|==|y|;", "x|==|y|;"),
+        ("if (a!=b) {", "if| (|a|!=|b|)| {", "if| (|a|!=|b|)| {"),
+        ("1234 5", "1|2|3|4| |5", "1234| 5"),
+        ("$5.00", "$|5|.|0|0", "$|5|.|00"),
+        ("don't DON'T", "don|'t| DON|'T", "don|'t| DON|'|T"),
+        ("(hello) snake_case", "(hello|)| snake|_case", "(|hello|)| snake|_|case"),
+        ("a\r\n\r\nb", "a|\r\n\r\n|b", "a|\r\n\r|\n|b"),
+        ("f();\n\n  y", "f|();\n\n| | y", "f|();|\n\n | y"),
+        ("tab\tx", "tab|\tx", "tab|\t|x"),
+        ("a  \n b  ", "a|  \n| b|  ", "a|  \n| b|  "),
+        ("🙂🙂 ok…", "🙂🙂| ok|…", "🙂🙂| ok|…"),
+        ("Löwe火山", "Löwe火山", "Löwe火山"),
+    ],
+)
+def test_g3_runs_of_symbols_digits_and_spaces(text: str, qwen2: str, gpt2: str) -> None:
+    """Where text is cut before merging, written out by hand from the published rules."""
+    for name, want in (("qwen2", qwen2), ("gpt-2", gpt2)):
+        model = {"type": "BPE", "vocab": {}, "merges": []}
+        made = {"model": model, "pre_tokenizer": PRETOKENIZERS[name].to_json()}
+        splitter = tokenizers.Tokenizer.from_str(json.dumps(made)).pre_tokenizer
+        cuts = [text[start:end] for _, (start, end) in splitter.pre_tokenize_str(text)]
+        assert cuts == want.split("|"), name
 
 
 def test_digit_runs_by_pre_tokenizer() -> None:

@@ -126,12 +126,6 @@ def test_no_quirk_for_an_ordinary_device() -> None:
     assert apply_quirks(caps, ()) == caps
 
 
-def test_qualcomm_gets_row_workgroups() -> None:
-    """D1."""
-    quirks = quirks_for(replace(INFO, vendor_id=0x5143, driver_name="Qualcomm Technologies Inc."))
-    assert "workgroup_rows" in apply_quirks(Caps.parse(RECORD), quirks).quirks
-
-
 def test_powervr_loses_matrices_and_dot_products() -> None:
     """D5."""
     quirks = quirks_for(replace(INFO, vendor_id=0x1010))

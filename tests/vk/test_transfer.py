@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -158,6 +159,25 @@ def test_over_the_heap_budget(device: Device, monkeypatch: pytest.MonkeyPatch) -
     assert (caught.value.needed, caught.value.available) == (1001, 1000)
     with pytest.raises(DeviceMemoryError, match="no memory for weights"):
         device.check_memory(api.VK_ERROR_OUT_OF_DEVICE_MEMORY, "call", 7000, "weights")
+
+
+def test_c7_what_other_programs_hold_is_not_free(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver says what is left of the heap, and more than that is refused."""
+
+    def other(physical: Any, properties: Any) -> None:
+        kind = ctypes.POINTER(api.VkPhysicalDeviceMemoryBudgetPropertiesEXT)
+        budget = ctypes.cast(properties._obj.pNext, kind)[0]
+        for heap in range(len(device.memory_table.heap_sizes)):
+            budget.heapBudget[heap], budget.heapUsage[heap] = 10_000_000, 9_000_000
+
+    device.caps = replace(device.caps, has_memory_budget=True)
+    monkeypatch.setattr(device._instance.vk, "vkGetPhysicalDeviceMemoryProperties2", other)
+    assert device.heap_budget()[0] == 1_000_000
+    device.allocate(1_000_000, "device", "fits").free()
+    with pytest.raises(DeviceMemoryError, match=r"1,000,001 bytes needed, 1,000,000 of"):
+        device.allocate(1_000_001, "device", "kv cache")
 
 
 def test_budget_without_the_extension_counts_own_buffers(device: Device) -> None:

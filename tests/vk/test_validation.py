@@ -34,6 +34,13 @@ def validated() -> Device:
         pytest.skip(str(error))
 
 
+def test_d14_the_tests_run_under_validation(device: Device) -> None:
+    """Where the layer is installed; what it says is an error of the test that made it say so."""
+    if os.environ.get("HORNITO_VALIDATE") != "1":
+        pytest.skip("the validation layer is not installed, or switched off")
+    assert device.validating
+
+
 def test_message_is_raised_by_the_next_call(validated: Device) -> None:
     with validated as device:
         _break_a_rule(device)

@@ -38,11 +38,6 @@ _ALL: tuple[int | None, int | None] = (None, None)
 
 QUIRKS: tuple[Quirk, ...] = (
     Quirk(
-        "workgroup_rows", 0x5143, "", _ALL,
-        "https://github.com/pytorch/executorch/issues/22327",
-        "Adreno 840 computes wrong tiles with 8x8 or 4x16 workgroups; Nx1 is right",
-    ),
-    Quirk(
         "no_coopmat", 0x1010, "", _ALL,
         "https://github.com/ggml-org/llama.cpp/issues/28502",
         "PowerVR returns token 0 throughout with cooperative matrices",
