@@ -17,13 +17,20 @@ import numpy.typing as npt
 from hornito.errors import UnsupportedError
 from hornito.quant.formats import Bytes, Floats, WeightFormat
 from hornito.quant.planes import pack_nibbles
+from hornito.quant.scratch import SCRATCH
 
-ELEMENTS_AT_ONCE = 1 << 16
-"""Weights that are searched together: their temporaries stay in the processor's cache."""
+ELEMENTS_AT_ONCE = 1 << 18
+"""Weights that are searched together: their temporaries stay in the processor's cache, and threads
+seldom wait for Python's lock, which every operation of numpy takes."""
 
 _HALF_MAX = np.float32(65504.0)
-_INT8_STEPS = (127.0, 125.5, 124.0)
-_INT4_STEPS = tuple(sign * step for sign in (-1, 1) for step in (8.6, 8.2, 7.8, 7.4, 6.9, 6.3))
+_INT8_STEPS = ((1, 127.0), (1, 125.5), (1, 124.0))
+_INT4_STEPS = (
+    *((-1, size) for size in (8.6, 8.2, 7.8, 7.4, 6.9, 6.3)),
+    *((1, size) for size in (8.6, 8.2, 7.8)),
+)
+"""Which sign the largest magnitude gets, and how many steps. Where nothing is clipped one sign is
+as good as the other."""
 _INT4M_STEPS = ((15.0, 0.0), (14.3, 0.0), (14.3, 0.5), (13.4, 0.5), (12.4, 0.5), (15.7, 0.0))
 """Steps between the least and the largest weight, and how many of them the grid begins higher."""
 
@@ -114,66 +121,98 @@ def _stored(values: Floats) -> Floats:
     return to_half(values).astype(np.float32)
 
 
-def _symmetric(x: Floats, weights: Floats, steps: tuple[float, ...], limits: Range) -> Floats:
+def _symmetric(
+    x: Floats, weights: Floats, steps: tuple[tuple[int, float], ...], limits: Range
+) -> Floats:
     """Scales `[n, G]` of groups `[n, G, g]`."""
-    weighted = x * weights
+    alike = bool((weights == 1).all())
+    whole, clipped = SCRATCH.take("whole", x.shape), SCRATCH.take("clipped", x.shape)
+    counted = clipped if alike else SCRATCH.take("counted", x.shape)
+    weighted = x if alike else np.multiply(x, weights, out=SCRATCH.take("weighted", x.shape))
     squares = np.einsum("ngk,ngk->ng", weighted, x)
-    at = np.abs(x).argmax(axis=2)[..., None]
+    at = np.abs(x, out=whole).argmax(axis=2)[..., None]
     extreme = np.take_along_axis(x, at, axis=2)[..., 0]
-    best, scales = np.full_like(extreme, np.inf), np.zeros_like(extreme)
-    q, counted = np.empty_like(x), np.empty_like(x)
-    for step in steps:
-        np.multiply(x, divided(np.float32(step), extreme)[..., None], out=q)
-        np.clip(np.rint(q, out=q), limits.low, limits.high, out=q)
-        products = np.einsum("ngk,ngk->ng", weighted, q)
-        norms = np.einsum("ngk,ngk->ng", np.multiply(q, weights, out=counted), q)
-        scale = _stored(divided(products, norms))
-        error = squares + scale * (scale * norms - 2 * products)
-        better = error < best
-        best[better], scales[better] = error[better], scale[better]
-    return scales
+    products = np.empty((len(steps), *extreme.shape), np.float32)
+    norms = np.empty_like(products)
+    before = 0.0
+    for place, (sign, size) in sorted(enumerate(steps), key=lambda step: step[1][1]):
+        if size != before:
+            np.multiply(x, divided(np.float32(size), extreme)[..., None], out=whole)
+            np.rint(whole, out=whole)
+            before = size
+        q = whole  # of a negative sign: the integers' negatives
+        # The first is clipped in any case: it stays finite in a group of subnormal numbers.
+        if place == 0 or size >= limits.high + 0.5:
+            ends = (limits.low, limits.high) if sign > 0 else (-limits.high, -limits.low)
+            q = np.clip(whole, *ends, out=clipped)
+        product = np.einsum("ngk,ngk->ng", weighted, q, out=products[place])
+        if sign < 0:
+            np.subtract(np.float32(0.0), product, out=product)
+        by_weight = q if alike else np.multiply(q, weights, out=counted)
+        np.einsum("ngk,ngk->ng", by_weight, q, out=norms[place])
+    scales = _stored(divided(products, norms))
+    best, found = _least(squares + scales * (scales * norms - 2 * products))
+    scales = np.take_along_axis(scales, best, axis=0)
+    scales[~found] = 0.0
+    chosen: Floats = scales[0]
+    return chosen
 
 
 def _affine(x: Floats, weights: Floats) -> tuple[Floats, Floats]:
     """Scales and bases `[n, G]` of groups `[n, G, g]`."""
-    weighted = x * weights
+    q, counted = SCRATCH.take("whole", x.shape), SCRATCH.take("counted", x.shape)
+    weighted = np.multiply(x, weights, out=SCRATCH.take("weighted", x.shape))
     squares, sums = np.einsum("ngk,ngk->ng", weighted, x), weighted.sum(axis=2)
     total = weights.sum(axis=1)
     low, high = x.min(axis=2), x.max(axis=2)
-    best = np.full_like(low, np.inf)
-    scales, bases = np.zeros_like(low), np.zeros_like(low)
-    q, counted = np.empty_like(x), np.empty_like(x)
-    for steps, shift in _INT4M_STEPS:
+    products = np.empty((len(_INT4M_STEPS), *low.shape), np.float32)
+    q_sum, q_norm = np.empty_like(products), np.empty_like(products)
+    for place, (steps, shift) in enumerate(_INT4M_STEPS):
         width = (high - low) / np.float32(steps)
         np.subtract(x, (low + width * np.float32(shift))[..., None], out=q)
         q *= divided(np.float32(1.0), width)[..., None]
         np.clip(np.rint(q, out=q), 0, 15, out=q)
         np.multiply(q, weights, out=counted)
-        q_sum, q_norm = counted.sum(axis=2), np.einsum("ngk,ngk->ng", counted, q)
-        products = np.einsum("ngk,ngk->ng", weighted, q)
-        # The straight line through (q, x) with the least squared error.
-        spread = total * q_norm - q_sum * q_sum
-        scale = _stored(divided(total * products - q_sum * sums, spread))
-        base = _stored((sums - scale * q_sum) / total)
-        error = squares + scale * (scale * q_norm - 2 * products + 2 * base * q_sum)
-        error += base * (base * total - 2 * sums)
-        better = error < best
-        best[better], scales[better], bases[better] = error[better], scale[better], base[better]
-    return scales, bases
+        counted.sum(axis=2, out=q_sum[place])
+        np.einsum("ngk,ngk->ng", counted, q, out=q_norm[place])
+        np.einsum("ngk,ngk->ng", weighted, q, out=products[place])
+    # The straight line through (q, x) with the least squared error.
+    spread = total * q_norm - q_sum * q_sum
+    scale = _stored(divided(total * products - q_sum * sums, spread))
+    base = _stored((sums - scale * q_sum) / total)
+    error = squares + scale * (scale * q_norm - 2 * products + 2 * base * q_sum)
+    error += base * (base * total - 2 * sums)
+    best, found = _least(error)
+    scales, bases = (np.take_along_axis(values, best, axis=0) for values in (scale, base))
+    scales[~found] = bases[~found] = 0.0
+    return scales[0], bases[0]
 
 
-def integers(fmt: WeightFormat, values: Floats, grid: Grid) -> Floats:
-    """The nearest integers, as floats `[n, K]`."""
+def _least(errors: Floats) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    """The first candidate with the least error of `[candidates, n, G]`, and whether any is finite,
+    both `[1, n, G]`."""
+    errors = np.where(errors < np.inf, errors, np.float32(np.inf))  # NaN is none
+    best = errors.argmin(axis=0)[None]
+    return best, np.take_along_axis(errors, best, axis=0) < np.inf
+
+
+def integers(fmt: WeightFormat, values: Floats, grid: Grid, out: Floats | None = None) -> Floats:
+    """The nearest integers, as floats `[n, K]`, in `out` if it is given."""
     limits = range_of(fmt)
-    x = values.reshape(len(values), -1, fmt.group) - grid.base[..., None]
-    x *= divided(np.float32(1.0), grid.scale)[..., None]
-    np.clip(np.rint(x, out=x), limits.low, limits.high, out=x)
-    return x.reshape(values.shape)
+    x = values.reshape(len(values), -1, fmt.group)
+    q = (np.empty(values.shape, np.float32) if out is None else out).reshape(x.shape)
+    if limits.has_base:
+        x = np.subtract(x, grid.base[..., None], out=q)
+    np.multiply(x, divided(np.float32(1.0), grid.scale)[..., None], out=q)
+    np.clip(np.rint(q, out=q), limits.low, limits.high, out=q)
+    return q.reshape(values.shape)
 
 
-def numbers(fmt: WeightFormat, quants: Floats, grid: Grid) -> Floats:
-    """What integers stand for, `[n, K]`."""
-    x = quants.reshape(len(quants), -1, fmt.group) * grid.scale[..., None]
+def numbers(fmt: WeightFormat, quants: Floats, grid: Grid, out: Floats | None = None) -> Floats:
+    """What integers stand for, `[n, K]`, in `out` if it is given."""
+    q = quants.reshape(len(quants), -1, fmt.group)
+    x = (np.empty(quants.shape, np.float32) if out is None else out).reshape(q.shape)
+    np.multiply(q, grid.scale[..., None], out=x)
     x += grid.base[..., None]
     return x.reshape(quants.shape)
 
@@ -187,5 +226,8 @@ def blocks(fmt: WeightFormat, quants: Floats, grid: Grid) -> list[Bytes]:
     if fmt.number == 2:
         body = quants.astype(np.int8).view(np.uint8).reshape(-1, fmt.block)
     else:
-        body = pack_nibbles((quants + limits.stored).astype(np.uint8).reshape(-1, fmt.block))
+        stored = quants
+        if limits.stored:
+            stored = np.add(quants, limits.stored, out=SCRATCH.take("stored", quants.shape))
+        body = pack_nibbles(stored.astype(np.uint8).reshape(-1, fmt.block))
     return [body, np.ascontiguousarray(scales).view(np.uint8)]

@@ -12,7 +12,7 @@ from hornito.errors import FormatError
 from hornito.graph.weights import WeightData, row_blocks, stored_as, stored_rows
 from hornito.quant.formats import Bytes, Floats, WeightFormat
 from hornito.quant.ggml import format_by_name
-from hornito.quant.matrix import quantise_matrix
+from hornito.quant.matrix import quantised_bytes
 from hornito.quant.planes import from_blocks, unpack
 from hornito.quant.rounding import to_half
 
@@ -34,7 +34,7 @@ def pack(fmt: WeightFormat, data: WeightData) -> Iterator[memoryview]:
     elif holds_exactly(fmt, data):
         yield from _repacked(fmt, data)
     else:
-        yield quantise_matrix(fmt, data).data.data
+        yield quantised_bytes(fmt, data).data
 
 
 def holds_exactly(fmt: WeightFormat, data: WeightData) -> bool:

@@ -1,0 +1,55 @@
+"""Work on the processor's threads: numpy, hashing and files let other threads run meanwhile."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Self, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+THREADS = min(32, os.cpu_count() or 1)
+"""More would wait for Python's lock, and each takes memory of its own."""
+
+
+class Workers:
+    """Threads for one piece of work, as a context.
+
+    Leaving the context waits for what has begun and drops what has not, so an error or Ctrl-C ends
+    the work as soon as the tasks that run are done.
+
+    Args:
+        count: of threads.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._ahead = 2 * count
+        self._pool = ThreadPoolExecutor(count)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def in_order(
+        self, function: Callable[[Item], Result], items: Iterable[Item]
+    ) -> Iterator[Result]:
+        """What a function makes of each item, in the order of the items, with its errors. Results
+        that wait to be taken, and tasks, are at most two for each thread."""
+        waiting: deque[Future[Result]] = deque()
+        for item in items:
+            waiting.append(self._pool.submit(function, item))
+            if len(waiting) >= self._ahead:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
