@@ -24,6 +24,7 @@ from hornito.ops.rope import original_max
 from hornito.package import open_package, write_package
 from hornito.package.reader import Package
 from hornito.package.writer import TensorData
+from hornito.parallel import Workers
 from hornito.plan.plan import kv_kinds, weight_sizes
 from hornito.progress import NullProgress, Progress
 from hornito.provenance import remember_source, source_files, source_hash
@@ -211,18 +212,19 @@ def write_graph(
         blobs["tokenizer.json"] = source.tokenizer_json
     if source.chat_template is not None:
         blobs["chat_template.jinja"] = source.chat_template.encode()
-    return write_package(
-        out,
-        graph.to_json(),
-        model_facts(source, graph),
-        [_tensor(name, weight) for name, weight in graph.weights.items()],
-        blobs,
-        source.generation_config,
-        _quant_record(graph, weights, rounding),
-        _support(graph, source, nodes_before, _counts(passes)),
-        _provenance(source) if origin is None else origin,
-        progress,
-    )
+    with Workers() as workers:
+        return write_package(
+            out,
+            graph.to_json(),
+            model_facts(source, graph),
+            [_tensor(name, weight, workers) for name, weight in graph.weights.items()],
+            blobs,
+            source.generation_config,
+            _quant_record(graph, weights, rounding),
+            _support(graph, source, nodes_before, _counts(passes)),
+            _provenance(source) if origin is None else origin,
+            progress,
+        )
 
 
 def _quant_record(graph: Graph, weights: str, rounding: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -303,7 +305,9 @@ def default_weights(source: Source) -> str:
     return KEEP if any(is_quantised(kind) for kind in kinds) else DEFAULT_WEIGHTS
 
 
-def _tensor(name: str, weight: Weight) -> tuple[str, str, tuple[int, ...], TensorData]:
+def _tensor(
+    name: str, weight: Weight, workers: Workers | None = None
+) -> tuple[str, str, tuple[int, ...], TensorData]:
     """A weight as the writer takes it; a quantised one is plain bytes there."""
     data, stored = weight.data, weight_format(weight.dtype)
     if data is None:
@@ -313,7 +317,7 @@ def _tensor(name: str, weight: Weight) -> tuple[str, str, tuple[int, ...], Tenso
     except FormatError as error:
         raise FormatError(f"weight {name}: {error}") from error
     shape = (size,) if stored.quantised else weight.shape
-    return name, DTYPES.get(stored.name, "U8"), shape, lambda: pack(stored, data)
+    return name, DTYPES.get(stored.name, "U8"), shape, lambda: pack(stored, data, workers)
 
 
 def is_package(path: str | os.PathLike[str]) -> bool:

@@ -6,6 +6,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self, TypeVar
 
@@ -17,16 +18,17 @@ THREADS = min(32, os.cpu_count() or 1)
 
 
 class Workers:
-    """Threads for one piece of work, as a context.
+    """Threads for a piece of work, as a context; they start when there is something to do.
 
     Leaving the context waits for what has begun and drops what has not, so an error or Ctrl-C ends
     the work as soon as the tasks that run are done.
 
     Args:
-        count: of threads.
+        count: of threads; None for `THREADS`.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int | None = None) -> None:
+        count = count or THREADS
         self._ahead = 2 * count
         self._pool = ThreadPoolExecutor(count)
 
@@ -53,3 +55,13 @@ class Workers:
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
+
+
+@contextmanager
+def workers_or_own(workers: Workers | None) -> Iterator[Workers]:
+    """The workers given, or for None some of one's own."""
+    if workers is not None:
+        yield workers
+        return
+    with Workers() as own:
+        yield own

@@ -8,6 +8,7 @@ import pytest
 
 from hornito.errors import UnsupportedError
 from hornito.graph.weights import ArrayData
+from hornito.parallel import Workers
 from hornito.quant import matrix
 from hornito.quant.compensate import sweep
 from hornito.quant.formats import weight_format
@@ -169,11 +170,13 @@ def test_bytes_do_not_depend_on_threads_or_tasks(
     w = ArrayData(rng.standard_normal((70, 128)).astype(np.float32))
     for statistics in (None, statistics_of(correlated(rng, 300, 128))):
         first = quantise_matrix(weight_format(name), w, statistics)
-        for threads, elements in ((1, 1 << 20), (4, 128 * 9)):
-            monkeypatch.setattr(matrix, "THREADS", threads)
+        for threads, elements in ((1, 1 << 20), (4, 128 * 9), (4, 128 * 2)):
             monkeypatch.setattr(matrix, "TASK_ELEMENTS", elements)
-            again = quantise_matrix(weight_format(name), w, statistics)
+            monkeypatch.setattr(matrix, "ELEMENTS_AT_ONCE", elements // 2)
+            with Workers(threads) as workers:
+                again = quantise_matrix(weight_format(name), w, statistics, workers=workers)
             assert np.array_equal(first.data, again.data)
+            assert first.error == again.error and first.shift_share == again.shift_share
             monkeypatch.undo()
 
 

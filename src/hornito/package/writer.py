@@ -7,11 +7,14 @@ import logging
 import math
 import os
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import TracebackType
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +39,8 @@ from hornito.progress import NullProgress, Progress
 log = logging.getLogger("hornito")
 
 _COPY_PIECE = 8 << 20  # bytes
+_BEHIND = 64 << 20
+"""Bytes that wait to be hashed and written while the next are made."""
 
 BytesLike = bytes | bytearray | memoryview | npt.NDArray[Any]
 TensorData = Callable[[], BytesLike | Iterable[BytesLike]]
@@ -81,7 +86,8 @@ def write_package(
         graph_json: `Graph.to_json()`.
         facts, generation, quant, support, source: the manifest's fields, JSON objects.
         tensors: (name, dtype such as 'F16', shape, data). `data` is called once, when its turn
-            comes, and returns the little-endian bytes, whole or as an iterable of pieces.
+            comes, and returns the little-endian bytes, whole or as an iterable of pieces, which
+            must not change afterwards: other threads hash and write them.
         blobs: files to carry along, by name ('tokenizer.json').
         progress: is told about bytes written.
 
@@ -198,32 +204,79 @@ def _place(tensors: list[TensorSpec]) -> list[_Placed]:
     return placed
 
 
+class _Sink:
+    """Hashes bytes and writes them, each on a thread of its own, while the caller makes the next.
+
+    A context; what fails is raised by a later `add`, or by `flush`.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hasher, self._writer = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._waiting: deque[tuple[int, list[Future[Any]]]] = deque()
+        self._bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for pool in (self._hasher, self._writer):
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def add(self, content: memoryview, digest: hashlib._Hash | None) -> None:
+        """Write bytes behind the others, and add them to a hash."""
+        for start in range(0, content.nbytes, _COPY_PIECE):
+            piece = content[start : start + _COPY_PIECE]
+            futures: list[Future[Any]] = [self._writer.submit(self._file.write, piece)]
+            if digest is not None:
+                futures.append(self._hasher.submit(digest.update, piece))
+            self._waiting.append((piece.nbytes, futures))
+            self._bytes += piece.nbytes
+            self._settle(_BEHIND)
+
+    def flush(self) -> None:
+        """Wait until everything is hashed and with the operating system."""
+        self._settle(0)
+
+    def _settle(self, limit: int) -> None:
+        while self._bytes > limit:
+            size, futures = self._waiting.popleft()
+            for future in futures:
+                future.result()
+            self._bytes -= size
+
+
 def _write_tensors(file: BinaryIO, placed: list[_Placed], progress: Progress) -> dict[str, str]:
     """Streams all data to the file; returns the hash of each tensor that isn't padding."""
-    hashes: dict[str, str] = {}
-    for tensor in placed:
-        size = tensor.end - tensor.begin
-        if tensor.data is None:
-            file.write(bytes(size))
-            progress.advance(size)
-            continue
-        digest = hashlib.sha256()
-        written = 0
-        for piece in _pieces(tensor.data()):
-            written += piece.nbytes
-            if written > size:
-                break
-            digest.update(piece)
-            file.write(piece)
-            progress.advance(piece.nbytes)
-        if written != size:
-            count = f"over {size}" if written > size else str(written)
-            raise PackageError(
-                f"tensor '{tensor.name}': {count} bytes of data, but {tensor.dtype}"
-                f" {list(tensor.shape)} takes {size}"
-            )
-        hashes[tensor.name] = digest.hexdigest()
-    return hashes
+    digests = {}
+    with _Sink(file) as sink:
+        for tensor in placed:
+            size = tensor.end - tensor.begin
+            if tensor.data is None:
+                sink.add(memoryview(bytes(size)), None)
+                progress.advance(size)
+                continue
+            digest = digests[tensor.name] = hashlib.sha256()
+            written = 0
+            for piece in _pieces(tensor.data()):
+                written += piece.nbytes
+                if written > size:
+                    break
+                sink.add(piece, digest)
+                progress.advance(piece.nbytes)
+            if written != size:
+                count = f"over {size}" if written > size else str(written)
+                raise PackageError(
+                    f"tensor '{tensor.name}': {count} bytes of data, but {tensor.dtype}"
+                    f" {list(tensor.shape)} takes {size}"
+                )
+        sink.flush()
+    return {name: digest.hexdigest() for name, digest in digests.items()}
 
 
 def _pieces(data: BytesLike | Iterable[BytesLike]) -> Iterator[memoryview]:

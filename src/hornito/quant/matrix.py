@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hornito.graph.weights import WeightData
-from hornito.parallel import THREADS, Workers
+from hornito.parallel import Workers, workers_or_own
 from hornito.quant.compensate import Columns, Sweep, round_compensated, sweep
 from hornito.quant.formats import Bytes, Floats, WeightFormat
 from hornito.quant.planes import unpack
@@ -89,6 +89,7 @@ def quantise_matrix(
     *,
     shift_from: float = 0.0,
     advance: Callable[[int], None] | None = None,
+    workers: Workers | None = None,
 ) -> Rounded:
     """Round a matrix `[N, K]`.
 
@@ -97,23 +98,24 @@ def quantise_matrix(
         statistics: of the layer's inputs; without them the weights alone decide.
         shift_from: the least share of the error from which a shift is wanted.
         advance: told about the rows that are done.
+        workers: whose threads work; None for some of the matrix' own.
 
     Raises:
         UnsupportedError: there is no rounding to that format.
     """
-    with Workers(THREADS) as workers:
-        job = _rounded(workers, fmt, data, statistics, advance)
-        return _measured(workers, job, statistics, shift_from)
+    with workers_or_own(workers) as threads:
+        job = _rounded(threads, fmt, data, statistics, advance)
+        return _measured(threads, job, statistics, shift_from)
 
 
-def quantised_bytes(fmt: WeightFormat, data: WeightData) -> Bytes:
+def quantised_bytes(fmt: WeightFormat, data: WeightData, workers: Workers | None = None) -> Bytes:
     """The bytes of a matrix `[N, K]` that is rounded by its weights alone.
 
     Raises:
         UnsupportedError: there is no rounding to that format.
     """
-    with Workers(THREADS) as workers:
-        return _rounded(workers, fmt, data, None, None).stored
+    with workers_or_own(workers) as threads:
+        return _rounded(threads, fmt, data, None, None).stored
 
 
 def _rounded(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from hornito.errors import UsageError, size_text
 from hornito.graph.graph import Graph, Node, Weight
 from hornito.graph.storage import larger_format, table_names
 from hornito.graph.weights import ArrayData, WeightData
+from hornito.parallel import Workers
 from hornito.progress import Progress
 from hornito.quant.formats import Floats, WeightFormat, weight_format
 from hornito.quant.matrix import Rounded, Statistics, quantise_matrix
@@ -108,25 +110,28 @@ class Quantiser:
         names = to_round(self._graph)
         weights = self._graph.weights
         progress.start("rounding", sum(_elements(weights[name]) for name in names))
-        with threadpool_limits(1, user_api="blas"):
+        with threadpool_limits(1, user_api="blas"), Workers() as workers:
             for name in names:
-                self._round(name, weight_format(weights[name].dtype), limits, progress)
+                self._round(name, weight_format(weights[name].dtype), limits, progress, workers)
             if limits.target_bytes is not None:
-                self._spend(limits, names, progress)
+                self._spend(limits, names, progress, workers)
         progress.finish()
         return self.report
 
-    def _round(self, name: str, fmt: WeightFormat, limits: Limits, progress: Progress) -> None:
+    def _round(
+        self, name: str, fmt: WeightFormat, limits: Limits, progress: Progress, workers: Workers
+    ) -> None:
         weight = self._graph.weights[name]
         data = self._source.setdefault(name, _present(name, weight))
         statistics = self._statistics(name)
         node = self._biased(name)
         shift_from = np.inf if node is None else 0.0 if node.inputs[2] else SHIFT_SHARE
         wanted, advance = fmt, _by_elements(progress, data.shape[1])
-        done = _quantise(fmt, data, statistics, shift_from, advance)
+        rounding = partial(_quantise, data, statistics, shift_from, workers)
+        done = rounding(fmt, advance)
         while done is not None and done.error > limits.error:
             fmt = larger_format(fmt)
-            done = _quantise(fmt, data, statistics, shift_from, None)
+            done = rounding(fmt, None)
         if fmt != wanted:
             self.report.raised[name] = fmt.name
             self.report.warnings.append(
@@ -171,7 +176,9 @@ class Quantiser:
 
     # -- more bits within a target size -----------------------------------------------------
 
-    def _spend(self, limits: Limits, names: list[str], progress: Progress) -> None:
+    def _spend(
+        self, limits: Limits, names: list[str], progress: Progress, workers: Workers
+    ) -> None:
         """Give the most sensitive matrices 8 bits while the file stays within the target."""
         target = limits.target_bytes or 0
         total = _total_bytes(self._graph)
@@ -191,7 +198,7 @@ class Quantiser:
             if grown <= target:
                 total = grown
                 self.report.raised[name] = more.name
-                self._round(name, more, limits, progress)
+                self._round(name, more, limits, progress, workers)
 
     def _rank(self, name: str) -> tuple[int, float]:
         """Tables, then the first and the last layer, then those whose outputs lose most."""
@@ -240,16 +247,19 @@ class Quantiser:
 
 
 def _quantise(
-    fmt: WeightFormat,
     data: WeightData,
     statistics: Statistics | None,
     shift_from: float,
+    workers: Workers,
+    fmt: WeightFormat,
     advance: Callable[[int], None] | None,
 ) -> Rounded | None:
     """None for a type whose numbers are plain."""
     if fmt.number not in RANGES:
         return None
-    return quantise_matrix(fmt, data, statistics, shift_from=shift_from, advance=advance)
+    return quantise_matrix(
+        fmt, data, statistics, shift_from=shift_from, advance=advance, workers=workers
+    )
 
 
 def _by_elements(progress: Progress, width: int) -> Callable[[int], None]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from hornito.errors import FormatError
 from hornito.graph.weights import WeightData, row_blocks, stored_as, stored_rows
+from hornito.parallel import Workers
 from hornito.quant.formats import Bytes, Floats, WeightFormat
 from hornito.quant.ggml import format_by_name
 from hornito.quant.matrix import quantised_bytes
@@ -19,12 +20,17 @@ from hornito.quant.rounding import to_half
 __all__ = ["PackedData", "holds_exactly", "pack", "plain", "unpack"]
 
 
-def pack(fmt: WeightFormat, data: WeightData) -> Iterator[memoryview]:
+def pack(
+    fmt: WeightFormat, data: WeightData, workers: Workers | None = None
+) -> Iterator[memoryview]:
     """The bytes of a weight, piece by piece.
 
     A matrix that the source holds in the format's own blocks is repacked, others are rounded by
     their weights alone. The body of a repacked matrix leaves as it is made; its smaller planes are
-    held until the end.
+    held until the end. A piece does not change afterwards.
+
+    Args:
+        workers: whose threads round; None for some of the matrix' own.
     """
     if isinstance(data, PackedData) and data.fmt == fmt:
         yield data.read()
@@ -34,7 +40,7 @@ def pack(fmt: WeightFormat, data: WeightData) -> Iterator[memoryview]:
     elif holds_exactly(fmt, data):
         yield from _repacked(fmt, data)
     else:
-        yield quantised_bytes(fmt, data).data
+        yield quantised_bytes(fmt, data, workers).data
 
 
 def holds_exactly(fmt: WeightFormat, data: WeightData) -> bool:
