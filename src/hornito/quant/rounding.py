@@ -127,29 +127,29 @@ def _symmetric(
     """Scales `[n, G]` of groups `[n, G, g]`."""
     alike = bool((weights == 1).all())
     whole, clipped = SCRATCH.take("whole", x.shape), SCRATCH.take("clipped", x.shape)
-    counted = clipped if alike else SCRATCH.take("counted", x.shape)
+    counted = SCRATCH.take("counted", x.shape)
     weighted = x if alike else np.multiply(x, weights, out=SCRATCH.take("weighted", x.shape))
     squares = np.einsum("ngk,ngk->ng", weighted, x)
     at = np.abs(x, out=whole).argmax(axis=2)[..., None]
     extreme = np.take_along_axis(x, at, axis=2)[..., 0]
     products = np.empty((len(steps), *extreme.shape), np.float32)
     norms = np.empty_like(products)
+    signs, sizes = (np.array(part, np.float32)[:, None, None] for part in zip(*steps, strict=True))
+    inverses = divided(sizes, np.broadcast_to(extreme, products.shape))
     before = 0.0
     for place, (sign, size) in sorted(enumerate(steps), key=lambda step: step[1][1]):
         if size != before:
-            np.multiply(x, divided(np.float32(size), extreme)[..., None], out=whole)
-            np.rint(whole, out=whole)
+            np.rint(np.multiply(x, inverses[place, ..., None], out=whole), out=whole)
             before = size
         q = whole  # of a negative sign: the integers' negatives
         # The first is clipped in any case: it stays finite in a group of subnormal numbers.
         if place == 0 or size >= limits.high + 0.5:
             ends = (limits.low, limits.high) if sign > 0 else (-limits.high, -limits.low)
             q = np.clip(whole, *ends, out=clipped)
-        product = np.einsum("ngk,ngk->ng", weighted, q, out=products[place])
-        if sign < 0:
-            np.subtract(np.float32(0.0), product, out=product)
+        np.einsum("ngk,ngk->ng", weighted, q, out=products[place])
         by_weight = q if alike else np.multiply(q, weights, out=counted)
         np.einsum("ngk,ngk->ng", by_weight, q, out=norms[place])
+    products = signs * products + np.float32(0.0)  # no negative zero
     scales = _stored(divided(products, norms))
     best, found = _least(squares + scales * (scales * norms - 2 * products))
     scales = np.take_along_axis(scales, best, axis=0)
@@ -165,12 +165,14 @@ def _affine(x: Floats, weights: Floats) -> tuple[Floats, Floats]:
     squares, sums = np.einsum("ngk,ngk->ng", weighted, x), weighted.sum(axis=2)
     total = weights.sum(axis=1)
     low, high = x.min(axis=2), x.max(axis=2)
-    products = np.empty((len(_INT4M_STEPS), *low.shape), np.float32)
+    sizes, shifts = np.array(_INT4M_STEPS, np.float32).T[..., None, None]
+    widths = (high - low) / sizes
+    starts, inverses = low + widths * shifts, divided(np.float32(1.0), widths)
+    products = np.empty_like(widths)
     q_sum, q_norm = np.empty_like(products), np.empty_like(products)
-    for place, (steps, shift) in enumerate(_INT4M_STEPS):
-        width = (high - low) / np.float32(steps)
-        np.subtract(x, (low + width * np.float32(shift))[..., None], out=q)
-        q *= divided(np.float32(1.0), width)[..., None]
+    for place in range(len(_INT4M_STEPS)):
+        np.subtract(x, starts[place, ..., None], out=q)
+        q *= inverses[place, ..., None]
         np.clip(np.rint(q, out=q), 0, 15, out=q)
         np.multiply(q, weights, out=counted)
         counted.sum(axis=2, out=q_sum[place])
