@@ -6,12 +6,13 @@ it behind.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import secrets
 import time
 from pathlib import Path
+
+from hornito.processes import runs, this_host
 
 DAY = 86400.0
 _NAME = re.compile(r"\..+\.(?:([0-9a-f]{8})-(\d{1,10})-)?[0-9a-f]{8}\.tmp")
@@ -21,7 +22,7 @@ _NAME_BYTES = 120  # of the target's name, so that a name that the file system t
 def partial_path(target: Path) -> Path:
     """A new name beside `target` for its content until that is complete."""
     stem = target.name.encode(errors="surrogateescape")[:_NAME_BYTES].decode(errors="ignore")
-    return target.with_name(f".{stem}.{_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    return target.with_name(f".{stem}.{this_host()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def abandoned(folder: Path) -> list[Path]:
@@ -41,24 +42,4 @@ def _is_abandoned(path: Path, host: str | None, pid: str | None) -> bool:
     if time.time() - path.stat().st_mtime > DAY:
         return True
     # The number of a process means nothing on another machine, or in another container.
-    return pid is not None and host == _host() and not _runs(int(pid))
-
-
-def _host() -> str:
-    """Eight digits that stand for this machine."""
-    import platform
-
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
-
-
-def _runs(pid: int) -> bool:
-    """Whether a process of that number runs; where that can't be asked, it is taken to."""
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True  # another user's
-    return True
+    return pid is not None and host == this_host() and not runs(int(pid))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from hornito.errors import DeviceLostError, VulkanError
 from hornito.ops.base import Dispatch, Operand
 from hornito.ops.kernels import load_spirv
+from hornito.plan.attempts import Attempts
 from hornito.plan.plan import Plan, Program
+from hornito.plan.records import spirv_hash
 from hornito.progress import Progress
 
 if TYPE_CHECKING:
@@ -23,10 +26,15 @@ AddressOf = Callable[[Operand], int]
 
 
 class Pipelines:
-    """The pipelines of a plan on one device, by kernel and specialisation."""
+    """The pipelines of a plan on one device, by kernel and specialisation.
 
-    def __init__(self, device: Device) -> None:
+    Args:
+        attempts: notes which kernel is being made.
+    """
+
+    def __init__(self, device: Device, attempts: Attempts | None = None) -> None:
         self._device = device
+        self._attempts = attempts
         self._made: dict[tuple[str, tuple[tuple[int, int], ...]], Pipeline] = {}
 
     def build(
@@ -61,14 +69,21 @@ class Pipelines:
         key = dispatch.pipeline_key
         if key not in self._made:
             caps = self._device.caps
-            self._made[key] = self._device.pipeline(
-                load_spirv(dispatch.kernel),
-                name=dispatch.kernel,
-                spec=dict(dispatch.spec),
-                push_size=dispatch.push.size,
-                full_subgroups=dispatch.full_subgroups and caps.has_full_subgroups,
-            )
+            with self.trying(dispatch.kernel):
+                self._made[key] = self._device.pipeline(
+                    load_spirv(dispatch.kernel),
+                    name=dispatch.kernel,
+                    spec=dict(dispatch.spec),
+                    push_size=dispatch.push.size,
+                    full_subgroups=dispatch.full_subgroups and caps.has_full_subgroups,
+                )
         return self._made[key]
+
+    def trying(self, kernel: str) -> AbstractContextManager[None]:
+        """A block that may end the process, and with which kernel."""
+        if self._attempts is None:
+            return nullcontext()
+        return self._attempts.trying(spirv_hash(kernel))
 
 
 def record(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornito.ops.kernels import kernel_names, load_spirv
+from hornito.plan.attempts import left_behind
 from hornito.vk.pipeline import cache_directory
 
 if TYPE_CHECKING:
@@ -66,25 +67,38 @@ class Winner:
     default_nanoseconds: float
 
 
+STRIKES = 2
+"""A kernel that so many processes ended with is not used: one may have ended for another reason."""
+
+
 class DeviceRecords:
     """The entries of one device; `load` reads them, `save` writes what is new.
 
     Attributes:
         verdicts: by key (`verdict_key`).
         winners: by key (`winner_key`).
+        strikes: by `spirv_hash`, how many processes ended while they made or tested a kernel, since
+            it was last made or tested well.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.verdicts: dict[str, Verdict] = {}
         self.winners: dict[str, Winner] = {}
+        self.strikes: dict[str, int] = {}
 
     @classmethod
     def load(cls, info: DeviceInfo) -> DeviceRecords:
-        """The records of a device; empty when there are none or the file is damaged."""
-        name = f"kernels-{info.uuid}-{info.driver_version:08x}.json"
-        records = cls(cache_directory() / name)
+        """The records of a device; empty when there are none or the file is damaged.
+
+        Notes that processes left behind when they ended become strikes.
+        """
+        records = cls(records_path(info))
         records._read()
+        if ended := left_behind(records.path):
+            for mark in ended:
+                records.strikes[mark] = records.strikes.get(mark, 0) + 1
+            records.save()
         return records
 
     def _read(self) -> None:
@@ -94,12 +108,13 @@ class DeviceRecords:
                 return
             verdicts = {key: Verdict(**entry) for key, entry in data["verdicts"].items()}
             winners = {key: Winner(**entry) for key, entry in data["winners"].items()}
+            strikes = {str(key): int(count) for key, count in data.get("strikes", {}).items()}
         except FileNotFoundError:
             return
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             logger.warning("the kernel records %s are damaged and ignored: %s", self.path, error)
             return
-        self.verdicts, self.winners = verdicts, winners
+        self.verdicts, self.winners, self.strikes = verdicts, winners, strikes
 
     def save(self) -> None:
         """Write the file in one step; a full disk is only a warning."""
@@ -107,6 +122,7 @@ class DeviceRecords:
             "format": FORMAT,
             "verdicts": {key: asdict(entry) for key, entry in self.verdicts.items()},
             "winners": {key: asdict(entry) for key, entry in self.winners.items()},
+            "strikes": self.strikes,
         }
         temporary = None
         try:
@@ -132,6 +148,29 @@ class DeviceRecords:
                 found[kernel] = f"{verdict.verdict}: {verdict.detail}"
         return found
 
+    def fatal(self, kernels: Iterable[str]) -> dict[str, str]:
+        """Those of the kernels that ended processes here, and why they are not used."""
+        worst = {mark for mark, count in self.strikes.items() if count >= STRIKES}
+        return {
+            kernel: f"{FAILED}: {self.strikes[mark]} processes ended while it was made or tested"
+            for kernel in (kernels if worst else ())
+            if (mark := spirv_hash(kernel)) in worst
+        }
+
+    def forgive(self, kernels: Iterable[str]) -> bool:
+        """Strike out the strikes of kernels that were well; whether there were any."""
+        if not self.strikes:
+            return False
+        before = len(self.strikes)
+        for kernel in kernels:
+            self.strikes.pop(spirv_hash(kernel), None)
+        return len(self.strikes) < before
+
+
+def records_path(info: DeviceInfo) -> Path:
+    """The file of a device's records."""
+    return cache_directory() / f"kernels-{info.uuid}-{info.driver_version:08x}.json"
+
 
 def spirv_hash(kernel: str) -> str:
     """Of a kernel's SPIR-V, as keys begin with it."""
@@ -155,7 +194,7 @@ def failed_kernels(records: DeviceRecords) -> dict[str, str]:
         verdict.kernel: f"{verdict.verdict}: {verdict.detail}"
         for verdict in records.verdicts.values()
         if verdict.verdict != GOOD
-    }
+    } | records.fatal(kernel_names())
 
 
 def dropped_here() -> dict[str, str]:
@@ -165,5 +204,5 @@ def dropped_here() -> dict[str, str]:
         records = DeviceRecords(path)
         records._read()
         names = set(failed_kernels(records)) & set(kernel_names())
-        found |= records.dropped(names)
+        found |= records.dropped(names) | records.fatal(kernel_names())
     return found

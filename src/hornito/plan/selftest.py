@@ -200,7 +200,8 @@ class SelfTest:
                 self.stand.take_turn()
                 self.stand.pipelines.of(dispatch)  # compiling is no testing
             began = time.monotonic()
-            verdict = self._judge(unit, twin)
+            with self.stand.pipelines.trying(unit.kernel):
+                verdict = self._judge(unit, twin)
         except VulkanError as error:
             lost = isinstance(error, DeviceLostError) or error.code == api.VK_TIMEOUT
             verdict = Verdict(unit.kernel, unit.title, FAILED, str(error), 0, 0.0)
@@ -215,7 +216,9 @@ class SelfTest:
         finally:
             self._spent += time.monotonic() - began
         self.records.verdicts[key] = verdict
-        if verdict.verdict != GOOD:
+        if verdict.verdict == GOOD:
+            self.records.forgive([unit.kernel])
+        else:
             logger.warning(
                 "kernel %s is not used on %s: %s (%s)",
                 *(unit.kernel, self.stand.device.info.name, verdict.verdict, verdict.detail),

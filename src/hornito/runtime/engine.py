@@ -21,8 +21,10 @@ from hornito.errors import DeviceLostError, SessionError
 from hornito.graph.graph import Graph
 from hornito.graph.shapes import S, bind
 from hornito.ops.base import Operand
+from hornito.plan.attempts import Attempts
 from hornito.plan.plan import Plan, PlanOptions, build_plan
 from hornito.plan.recording import SEGMENT_DISPATCHES, Pipelines, record
+from hornito.plan.records import records_path
 from hornito.plan.selftest import without_waiting
 from hornito.progress import NullProgress, Progress
 from hornito.runtime.emitted import Emitted
@@ -151,7 +153,7 @@ class Engine:
         """Everything that lives on the device, from nothing."""
         self.pacer = Pacer(self.device, self._submission_ms)
         self._allocate()
-        self.pipelines = Pipelines(self.device)
+        self.pipelines = Pipelines(self.device, Attempts(records_path(self.device.info)))
         self._upload_weights(self._package, progress)
         self._write_constants()
         self.trust = settle(self, progress, self._policy)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from hornito.errors import VulkanError
 from hornito.graph.graph import Graph
-from hornito.ops.variants import Choices
+from hornito.ops.variants import Choices, Variant
 from hornito.plan.plan import Plan, PlanOptions, build_plan
 from hornito.plan.records import DeviceRecords
 from hornito.plan.selftest import (
@@ -58,7 +58,11 @@ def first_plan(
     """The plan, and its options with what is on record: dropped kernels, winners."""
     plan = build_plan(graph, device.caps, options)
     records = DeviceRecords.load(device.info)
-    if not policy.thorough and (dropped := records.dropped(_kernels(plan))):
+    variants = _variants(plan)
+    dropped = records.fatal(variant.kernel for variant in variants if not variant.plain)
+    if not policy.thorough:
+        dropped |= records.dropped({variant.kernel for variant in variants})
+    if dropped:
         options = replace(options, choices=with_dropped(options.choices, dropped))
         plan = build_plan(graph, device.caps, options)
     # Winners are of the variants that took part, without those that were dropped.
@@ -90,6 +94,8 @@ def settle(engine: Engine, progress: Progress, policy: KernelPolicy) -> Trust:
         if choices != engine.options.choices:
             _replan(engine, choices, progress)
     if exempt(engine.device.caps) and not policy.thorough:
+        if records.forgive({dispatch.kernel for dispatch in engine.plan.distinct()}):
+            records.save()
         return Trust(exempt=True, dropped=dict(engine.options.choices.dropped))
     return _prove(engine, progress, policy, records)
 
@@ -173,11 +179,6 @@ def plain_plan(engine: Engine) -> Plan:
     return build_plan(engine.graph, engine.device.caps, options)
 
 
-def _kernels(plan: Plan) -> set[str]:
-    """Every kernel that some site of the plan could take."""
-    return {
-        variant.kernel
-        for bucket in plan.buckets.values()
-        for site in bucket.sites
-        for variant in site.admitted
-    }
+def _variants(plan: Plan) -> list[Variant]:
+    """Every variant that some site of the plan could take."""
+    return [v for bucket in plan.buckets.values() for site in bucket.sites for v in site.admitted]
