@@ -13,11 +13,13 @@ import pytest
 from faults import fail_kernel, lose
 from hornito.errors import DeviceLostError, DeviceMemoryError
 from hornito.ops.variants import Choices
+from hornito.plan.plan import build_plan
 from hornito.plan.records import GOOD, DeviceRecords, Verdict, verdict_key
 from hornito.plan.selftest import UNPROVEN, SelfTest
 from hornito.plan.stand import Stand
 from hornito.plan.units import Unit, units
 from hornito.runtime import idle as idle_module
+from hornito.runtime import proof as proof_module
 from hornito.runtime import settle
 from hornito.runtime.decode import decode
 from hornito.runtime.engine import Engine
@@ -242,6 +244,39 @@ def test_without_memory_the_rest_stays_unproven(
             wait(lambda: proof.done)
         assert VARIANT in engine.trust.waiting and not engine.trust.complete
         check_answer(engine)
+
+
+def test_without_memory_for_the_plan_the_engine_goes_on_with_its_own(
+    fresh: Device,
+    compiled: Compiled,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with open_engine(fresh, compiled("llama-tiny"), **ONE_CHUNK) as engine:
+        held, real = engine.plan.arena.total, Device.allocate
+        larger: list[int] = []
+
+        def planned(*arguments: Any) -> Any:
+            made = build_plan(*arguments)
+            return replace(made, arena=replace(made.arena, total=made.arena.total + 4096))
+
+        def allocate(self: Device, size: int, kind: Any, label: str) -> Any:
+            if label == "activations" and size > held:
+                larger.append(size)
+                raise DeviceMemoryError("no room for more", needed=size, available=held)
+            return real(self, size, kind, label)
+
+        monkeypatch.setattr(proof_module, "build_plan", planned)
+        monkeypatch.setattr(Device, "allocate", allocate)
+        check_answer(engine)
+        with IdleProof(engine) as proof:
+            proof.resume()
+            wait(lambda: proof.done)
+        assert larger and engine.plan.arena.total == held and VARIANT in engine.trust.waiting
+        assert any("no room for more" in message for message in caplog.messages)
+        check_answer(engine)
+    # What was found out is on record, and used where there is room.
+    assert GOOD in {v.verdict for v in DeviceRecords.load(fresh.info).verdicts.values()}
 
 
 def test_a_kernel_that_takes_the_device_with_it(

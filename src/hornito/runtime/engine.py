@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hornito.errors import DeviceLostError, SessionError
+from hornito.errors import DeviceLostError, DeviceMemoryError, SessionError
 from hornito.graph.graph import Graph
 from hornito.graph.shapes import S, bind
 from hornito.ops.base import Operand
@@ -443,17 +443,24 @@ class Engine:
         """Take another plan of the same graph; KV blocks, sessions and snapshots stay.
 
         Its pipelines are made when they are first needed. Nothing may be in flight.
+
+        Raises:
+            DeviceMemoryError: there is no room for its activations; the plan is the one before.
         """
-        self.options, self.plan = options, plan
         for recorder in self._made_recorders():
             recorder.free()
         self._recordings.clear()
         self._copies.clear()
-        size = max(4, self.plan.arena.total)
-        if size != self._activations.size("arena"):
+        size, held = max(4, plan.arena.total), self._activations.size("arena")
+        if size != held:
             self._arenas.remove(self._activations)
             self._activations.free()
-            self._activations = self._arena("activations", [("arena", size)])
+            try:
+                self._activations = self._arena("activations", [("arena", size)])
+            except DeviceMemoryError:
+                self._activations = self._arena("activations", [("arena", held)])
+                raise
+        self.options, self.plan = options, plan
         self.memory = replace(self.memory, activations=self.plan.arena.total)
         if options.guard:
             self.poison_activations()

@@ -96,6 +96,8 @@ class Proof:
 
         Raises:
             DeviceLostError: a kernel took the device with it; it has its verdict.
+            DeviceMemoryError: there is no room for the plan that uses it all; the engine goes on
+                with the one that it has.
             VulkanError: a pipeline that has no alternative can't be made.
         """
         try:
@@ -141,6 +143,7 @@ class Proof:
         if options != base:
             engine.wait(engine.last_ticket)
             engine.claim_batch()
+            self._stand.free()  # the new plan may need the memory
             engine.take_plan(options, plan)
         verdicts = {**engine.trust.verdicts, **trust.verdicts}
         engine.trust = Trust(verdicts, tuple(unproven), False, dict(options.choices.dropped))
