@@ -6,16 +6,22 @@ import io
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import hornito
 from hornito.api import LLM
+from hornito.cli.main import main
 from hornito.errors import DeviceLostError
+from hornito.plan.selftest import SelfTest
 from hornito.remote import RemoteRefusal, RemoteRunner
 from hornito.runner import Runner
+from hornito.runtime import idle as idle_module
+from hornito.runtime import settle
 from text_model import write_text_model
 from tree import own_cache
 
@@ -74,6 +80,51 @@ def test_turns_go_on_from_each_other(llm: LLM, drive: Driven) -> None:
     second = drive("9 10\n")
     assert llm.engine.counters.evaluated_tokens - before <= 3 + len(second)
     assert second == continued(llm, [5, 6, 7, 8, *map(int, first), 9, 10])
+
+
+@pytest.mark.software
+def test_kernels_are_proved_while_a_line_is_awaited(
+    llm: LLM,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A load has no time for them; the answers are the same before, amid and after."""
+    proofs: list[idle_module.IdleProof] = []
+    begin = idle_module.IdleProof.__init__
+
+    def begun(proof: idle_module.IdleProof, *arguments: Any) -> None:
+        begin(proof, *arguments)
+        proofs.append(proof)
+        states.append(proof.done)
+
+    class Slow(io.BytesIO):
+        """Waits before its third line."""
+
+        lines = 0
+
+        def readline(self, size: int | None = -1, /) -> bytes:
+            self.lines += 1
+            end = time.monotonic() + 120
+            while self.lines == 3 and not proofs[0].done and time.monotonic() < end:
+                time.sleep(0.005)
+            return super().readline()
+
+    states: list[bool] = []
+    monkeypatch.setattr(idle_module.IdleProof, "__init__", begun)
+    monkeypatch.setattr(settle, "exempt", lambda caps: False)
+    monkeypatch.setattr(SelfTest, "_time_left", lambda test: test._budget is None)
+    monkeypatch.setenv("HORNITO_CACHE", str(tmp_path))
+    monkeypatch.setenv("HORNITO_DEVICE", "software")
+    source = Slow(b"5 6 7\nREWIND 0\n5 6 7\n")
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(source))
+    command = ["runner", str(model), "--max-tokens", "6", "--context", "128", "--eos", "400"]
+    assert main([*command, "--weights", "fp32", "--precision", "high"]) == 0
+    first, rewound, again, rest = capsys.readouterr().out.split("END\n")
+    assert first.split() == again.split() == continued(llm, [5, 6, 7])
+    assert rewound == rest == ""
+    assert states == [False] and proofs[0].done and proofs[0]._engine.trust.complete
 
 
 @pytest.mark.parametrize(

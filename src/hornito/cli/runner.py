@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, cast
 
 from hornito.cli.model import add_fp32_tensors, add_model, load_model
@@ -20,6 +21,7 @@ from hornito.progress import TerminalProgress
 
 if TYPE_CHECKING:
     from hornito.request import AnswerKeywords
+    from hornito.runtime.idle import IdleProof
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Answers lines until the input ends."""
     from hornito.runner import Runner
+    from hornito.runtime.idle import IdleProof
 
     keywords = cast(
         "AnswerKeywords",
@@ -64,7 +67,18 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"fp32 operands: {name}", file=sys.stderr, flush=True)
         runner = Runner(llm, sys.stdout, keywords)
         try:
-            runner.serve(iter(sys.stdin.buffer.readline, b""))
+            with IdleProof(llm.engine) as proof:
+                runner.serve(_lines(proof))
         finally:
             runner.close()
     return 0
+
+
+def _lines(proof: IdleProof) -> Iterator[bytes]:
+    """The lines of the input; kernels are tested while one is awaited."""
+    while True:
+        with proof.meanwhile():
+            line = sys.stdin.buffer.readline()
+        if not line:
+            return
+        yield line
