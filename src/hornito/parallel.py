@@ -44,14 +44,20 @@ class Workers:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def in_order(
-        self, function: Callable[[Item], Result], items: Iterable[Item]
+        self,
+        function: Callable[[Item], Result],
+        items: Iterable[Item],
+        ahead: int | None = None,
     ) -> Iterator[Result]:
-        """What a function makes of each item, in the order of the items, with its errors. Results
-        that wait to be taken, and tasks, are at most two for each thread."""
+        """What a function makes of each item, in the order of the items, with its errors.
+
+        Args:
+            ahead: most tasks that run or whose results wait to be taken; None for two a thread.
+        """
         waiting: deque[Future[Result]] = deque()
         for item in items:
             waiting.append(self._pool.submit(function, item))
-            if len(waiting) >= self._ahead:
+            if len(waiting) >= (ahead or self._ahead):
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()

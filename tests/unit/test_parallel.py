@@ -14,6 +14,7 @@ from hornito import parallel
 from hornito.compiler import build_graph, write_graph
 from hornito.diag.random_model import RandomTensor, random_source, write_random_model
 from hornito.errors import FormatError
+from hornito.graph import weights as graph_weights
 from hornito.parallel import Workers, workers_or_own
 from hornito.quant import matrix
 from hornito.quant.formats import weight_format
@@ -99,6 +100,8 @@ def test_an_interrupt_stops_the_rounding_of_a_matrix(monkeypatch: pytest.MonkeyP
 def test_packages_do_not_depend_on_threads(
     weights: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(matrix, "TASK_ELEMENTS", 1 << 15)
+    monkeypatch.setattr(graph_weights, "BLOCK_ELEMENTS", 1 << 15)
     found = set()
     for threads in (1, 4):
         monkeypatch.setattr(parallel, "THREADS", threads)

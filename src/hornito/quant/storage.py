@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from hornito.quant.matrix import quantised_bytes
 from hornito.quant.planes import from_blocks, unpack
 from hornito.quant.rounding import to_half
 
+CONVERTED_AT_ONCE = 3
+"""Blocks of rows: three threads convert to fp16 as fast as one hashes."""
+
 __all__ = ["PackedData", "holds_exactly", "pack", "plain", "unpack"]
 
 
@@ -30,17 +34,27 @@ def pack(
     held until the end. A piece does not change afterwards.
 
     Args:
-        workers: whose threads round; None for some of the matrix' own.
+        workers: whose threads round and convert; None for some of the matrix' own, and to convert
+            in this thread.
     """
     if isinstance(data, PackedData) and data.fmt == fmt:
         yield data.read()
     elif not fmt.quantised:
-        for start, stop in row_blocks(data.shape):
-            yield np.ascontiguousarray(plain(fmt, data.rows(start, stop))).data.cast("B")
+        convert = partial(_plain_rows, fmt, data)
+        blocks = row_blocks(data.shape)
+        yield from (
+            map(convert, blocks)
+            if workers is None
+            else workers.in_order(convert, blocks, CONVERTED_AT_ONCE)
+        )
     elif holds_exactly(fmt, data):
         yield from _repacked(fmt, data)
     else:
         yield quantised_bytes(fmt, data, workers).data
+
+
+def _plain_rows(fmt: WeightFormat, data: WeightData, rows: tuple[int, int]) -> memoryview:
+    return np.ascontiguousarray(plain(fmt, data.rows(*rows))).data.cast("B")
 
 
 def holds_exactly(fmt: WeightFormat, data: WeightData) -> bool:
