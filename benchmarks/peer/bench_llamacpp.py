@@ -9,6 +9,7 @@ token ids of which the server has nothing cached; figures are medians.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -21,10 +22,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-CASES = ((32, 32), (64, 128), (512, 128), (2048, 128), (4096, 64))
-"""Prompt tokens, and tokens generated behind them."""
-
 READY_SECONDS = 120
+WARM_SECONDS = 0.5
+"""How long the server works on a case before it counts, as `hornito bench` does."""
+
+Case = tuple[int, int]
+"""Prompt tokens, and tokens generated behind them; with one of them no speed is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,15 @@ class Row:
 class Server:
     """llama-server on loopback, until `stop`."""
 
-    def __init__(self, folder: Path, model: Path, port: int, flags: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, model: Path, port: int, flags: Sequence[str] = (), context: int = 8192
+    ) -> None:
         self._base = f"http://127.0.0.1:{port}"
         libraries = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
-        command = [str(folder / "llama-server"), "-m", str(model), "-ngl", "99", "-c", "8192"]
-        command += ["-np", "1", "--host", "127.0.0.1", "--port", str(port), "--no-warmup", *flags]
+        command = [str(folder / "llama-server"), "-m", str(model), "-ngl", "99"]
+        command += ["-c", str(context), "-np", "1", "--host", "127.0.0.1", "--port", str(port)]
         self._process = subprocess.Popen(
-            command,
+            [*command, "--no-warmup", *flags],
             env={**os.environ, "LD_LIBRARY_PATH": libraries},
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -59,12 +64,13 @@ class Server:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise RuntimeError(f"llama-server ended with {self._process.returncode}")
-            try:
-                with urllib.request.urlopen(f"{self._base}/health", timeout=2) as reply:
-                    if json.load(reply).get("status") == "ok":
-                        return
-            except OSError:
-                time.sleep(0.5)
+            with (
+                contextlib.suppress(OSError),
+                urllib.request.urlopen(f"{self._base}/health", timeout=2) as reply,
+            ):
+                if json.load(reply).get("status") == "ok":
+                    return
+            time.sleep(0.1)
         raise RuntimeError(f"llama-server was not ready in {READY_SECONDS} s")
 
     def complete(self, prompt: Sequence[int], tokens: int) -> dict[str, float]:
@@ -91,24 +97,61 @@ class Server:
         self._process.wait()
 
 
-def measure(server: Server, cases: Sequence[tuple[int, int]], repeats: int) -> list[Row]:
-    """Both rows of every case."""
-    rng = random.Random(1)
+def cases_of(prompts: Sequence[int], new_tokens: int, depths: Sequence[int]) -> list[Case]:
+    """A case for every prompt length and every depth, one where they are equal.
+
+    Raises:
+        ValueError: a prompt of no tokens, which the server does not take.
+    """
+    if not all(n > 0 for n in (*prompts, *depths)):
+        raise ValueError("the server takes no prompt of 0 tokens")
+    return [(n, new_tokens if n in depths else 1) for n in sorted({*prompts, *depths})]
+
+
+def measure(
+    server: Server, cases: Sequence[Case], repeats: int, warm_seconds: float, seed: int = 1
+) -> list[Row]:
+    """A prompt row of every case, and a decode row where it generates more than a token.
+
+    Args:
+        repeats: completions that count; before them comes one that does not, and more of them
+            until `warm_seconds` are over.
+        seed: of the prompts.
+    """
+    rng = random.Random(seed)
+
+    def complete(prompt_tokens: int, new_tokens: int) -> dict[str, float]:
+        return server.complete(
+            [rng.randrange(300, 40000) for _ in range(prompt_tokens)], new_tokens
+        )
+
     rows = []
-    server.complete([rng.randrange(300, 40000) for _ in range(32)], 16)
-    for prompt_tokens, new_tokens in cases:
-        runs = []
-        for _ in range(repeats):
-            prompt = [rng.randrange(300, 40000) for _ in range(prompt_tokens)]
-            runs.append(server.complete(prompt, new_tokens))
+    for case in cases:
+        prompt_tokens, new_tokens = case
+        began = time.perf_counter()
+        complete(*case)
+        while time.perf_counter() - began < warm_seconds:
+            complete(*case)
+        runs = [complete(*case) for _ in range(repeats)]
         prompt_ms = statistics.median(run["prompt_ms"] for run in runs)
-        speed = statistics.median(run["predicted_per_second"] for run in runs)
-        pp = Row(f"pp{prompt_tokens}", prompt_tokens, 0, 1e3 * prompt_tokens / prompt_ms, prompt_ms)
-        name = f"tg{new_tokens}@d{prompt_tokens}"
-        tg = Row(name, new_tokens, prompt_tokens, speed, 1e3 / speed)
-        rows += [pp, tg]
-        print(f"{pp.test}: {pp.median_ms:.2f} ms; {tg.test}: {tg.median:.1f} tok/s", flush=True)
+        speed = 1e3 * prompt_tokens / prompt_ms
+        rows.append(Row(f"pp{prompt_tokens}", prompt_tokens, 0, speed, prompt_ms))
+        if new_tokens > 1:
+            speed = statistics.median(run["predicted_per_second"] for run in runs)
+            name = f"tg{new_tokens}@d{prompt_tokens}"
+            rows.append(Row(name, new_tokens, prompt_tokens, speed, 1e3 / speed))
     return rows
+
+
+def as_json(label: str, rows: Sequence[Row]) -> str:
+    """The rows as the text of a file that `hornito bench --compare` reads."""
+    report: dict[str, Any] = {"label": label, "rows": [asdict(row) for row in rows]}
+    return json.dumps(report, indent=1) + "\n"
+
+
+def numbers(text: str) -> list[int]:
+    """'32,512' as numbers."""
+    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:
@@ -119,19 +162,22 @@ def main() -> None:
     parser.add_argument("label", help="names the run where it is compared")
     parser.add_argument("flags", nargs="*", help="more flags of llama-server, after --")
     parser.add_argument("-o", "--out", type=Path, required=True)
-    parser.add_argument("-r", "--repeats", type=int, default=4)
+    parser.add_argument("-p", type=numbers, default=[32, 512, 2048], help="prompt lengths")
+    parser.add_argument("-n", type=int, default=64, help="tokens to generate")
+    parser.add_argument("-d", type=numbers, default=[32, 4096], help="context before them")
+    parser.add_argument("-r", type=int, default=4, help="runs of each")
     parser.add_argument("--port", type=int, default=8081)
-    parser.add_argument("--most", type=int, default=4096, help="longest prompt")
     arguments = parser.parse_args()
-    cases = [case for case in CASES if case[0] <= arguments.most]
+    cases = cases_of(arguments.p, arguments.n, arguments.d)
     server = Server(arguments.bin_dir, arguments.model, arguments.port, arguments.flags)
     try:
         server.wait_until_ready()
-        rows = measure(server, cases, arguments.repeats)
+        rows = measure(server, cases, arguments.r, WARM_SECONDS)
     finally:
         server.stop()
-    report: dict[str, Any] = {"label": arguments.label, "rows": [asdict(row) for row in rows]}
-    arguments.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for row in rows:
+        print(f"{row.test}: {row.median_ms:.2f} ms, {row.median:.1f} tok/s")
+    arguments.out.write_text(as_json(arguments.label, rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """Writes a GGUF with random weights and the shape of a Qwen2.5 model, for speed comparisons.
 
-python benchmarks/peer/random_gguf.py OUT {f16,q8,q4} {0.5b,1.5b,7b}
+python benchmarks/peer/random_gguf.py OUT {f16,q8,q4} SHAPE
+
+Shapes are those of benchmarks/random_model.py.
 """
 
 from __future__ import annotations
@@ -13,26 +15,26 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from hornito.diag.random_model import SHAPES
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The sizes of a model."""
 
-    layers: int
     hidden: int
     inner: int
+    layers: int
     heads: int
     kv_heads: int
-    head_dim: int
     vocabulary: int
     tied: bool
 
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
 
-SHAPES = {
-    "0.5b": Shape(24, 896, 4864, 14, 2, 64, 151936, True),
-    "1.5b": Shape(28, 1536, 8960, 12, 2, 128, 151936, True),
-    "7b": Shape(28, 3584, 18944, 28, 4, 128, 152064, False),
-}
+
 # Storage type of matrices, and llama.cpp's number for the file.
 TYPES = {
     "f16": (gguf.GGMLQuantizationType.F16, 1),
@@ -116,7 +118,7 @@ def main() -> None:
     parser.add_argument("type", choices=sorted(TYPES))
     parser.add_argument("shape", choices=sorted(SHAPES))
     arguments = parser.parse_args()
-    shape = SHAPES[arguments.shape]
+    shape = Shape(*SHAPES[arguments.shape])
     kind, file_type = TYPES[arguments.type]
     writer = RandomWriter(arguments.out)
     add_keys(writer.file, shape, file_type)

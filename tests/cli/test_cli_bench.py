@@ -17,8 +17,9 @@ import hornito
 from gguf_samples import HF
 from hornito.cli.main import main
 from hornito.diag import bench as bench_module
-from hornito.diag.bench import Test
+from hornito.diag.bench import Test, step_weight_bytes
 from hornito.diag.bench_report import NEAR_DEPTH, BenchRow, PeerRun
+from hornito.diag.random_model import write_random_model
 from hornito.diag.starts import measure_starts
 from hornito.errors import FormatError, HornitoError, UsageError
 from tree import own_cache
@@ -62,6 +63,8 @@ def test_i8_bench_says_what_its_figures_depend_on(
         if row["test"].startswith("pp"):
             assert row["least"] * 0.99 <= speed <= row["p90"] * 1.01
         assert row["host_us"] > 0 and row["peer"] is None
+        moved = row["median"] * report["step_bytes"] / 1e9
+        assert row["gbps"] == (pytest.approx(moved) if row["test"].startswith("tg") else None)
     assert report["weights"] == "fp16" and report["precision"] == "normal"
     assert report["kv"] == "fp16" and report["context"] == 256 and report["runs"] == 2
     assert report["device"] and report["load_seconds"] > 0 and report["device_bytes"] > 100_000
@@ -214,3 +217,13 @@ def test_bench_help_explains_its_columns(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["bench", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "least the slowest run" in text and "host share this process's processor time" in text
+
+
+@pytest.mark.parametrize("weights", ["fp16", "int4"])
+def test_a_step_reads_every_weight_but_the_table(tmp_path: Path, weights: str) -> None:
+    path = tmp_path / "tiny.vxm"
+    write_random_model("tiny", path, weights=weights, context=64)
+    with hornito.load(path, context=64) as llm:
+        plan = llm.engine.plan
+        table = plan.weight_bytes["model.embed_tokens.weight"]
+        assert step_weight_bytes(plan) == pytest.approx(sum(plan.weight_bytes.values()) - table)

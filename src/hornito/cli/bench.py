@@ -64,9 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Rows: pp512 evaluates a prompt of 512 tokens, tg128 generates 128 tokens, @d4096 does so "
         "behind 4096 tokens. Columns: tok/s is the median of the runs, least the slowest run, p90 "
         "the run that nine of ten do not exceed, ms the time to the first token (pp) or of each "
-        "token (tg) with its least and p90, host share this process's processor time over wall "
-        "time (above 100 % on a software device, which computes in it), host us/token the "
-        "processor time of the calling thread, and objects kept/token what Python still holds."
+        "token (tg) with its least and p90, GB/s the weights that a step reads times the median, "
+        "host share this process's processor time over wall time (above 100 % on a software "
+        "device, which computes in it), host us/token the processor time of the calling thread, "
+        "and objects kept/token what Python still holds."
     )
 
 

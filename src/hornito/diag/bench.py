@@ -25,12 +25,16 @@ from hornito.runtime.session import Session
 
 if TYPE_CHECKING:
     from hornito.api import LLM
+    from hornito.plan.plan import Plan
 
 Test = tuple[int, str, int]
 """Depth, `pp` or `tg`, and tokens."""
 
 WARM_SECONDS = 0.5
 """How long a discrete GPU works on a row before it counts."""
+
+GATHERS = ("embedding/", "position_embedding/")
+"""Kernels that read a few rows of a table, by the beginning of their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ def bench(
             )
     progress.start("measuring", len(tests) * (runs + 1))
     rows: list[BenchRow] = []
+    step_bytes = step_weight_bytes(llm.engine.plan)
     for depth, kind, n in tests:
         _warm_up(llm, depth, kind, n)
         progress.advance(1)
@@ -91,7 +96,7 @@ def bench(
         for _ in range(runs):
             measured.append(_once(llm, depth, kind, n))
             progress.advance(1)
-        rows.append(_row(depth, kind, n, measured))
+        rows.append(_row(depth, kind, n, measured, step_bytes))
         if done is not None:
             done(rows[-1])
     progress.finish()
@@ -106,6 +111,7 @@ def bench(
         steps_per_submission=llm.steps_per_submission,
         runs=runs,
         load_seconds=load_seconds,
+        step_bytes=step_bytes,
         device_bytes=llm.engine.memory.total,
         max_rss_bytes=_max_rss(),
         anonymous_bytes=anonymous_bytes(),
@@ -113,9 +119,30 @@ def bench(
     )
 
 
+def step_weight_bytes(plan: Plan) -> int:
+    """Bytes of weights that a greedy step of one row reads, each range once.
+
+    Of embedding tables a step gathers one row, which is not counted.
+    """
+    bucket = plan.buckets["batch", 1]
+    ranges = {
+        operand
+        for dispatch in (*bucket.body.dispatches, *bucket.tails["argmax"].dispatches)
+        if not dispatch.kernel.startswith(GATHERS)
+        for operand in dispatch.reads
+        if operand.name in plan.weight_bytes
+    }
+    return sum(operand.size for operand in ranges)
+
+
+def warm_seconds(llm: LLM) -> float:
+    """How long a row is worked on before it counts, beyond its first run."""
+    return WARM_SECONDS if llm.device_kind == "discrete" else 0.0
+
+
 def _warm_up(llm: LLM, depth: int, kind: str, n: int) -> None:
     """Uncounted runs of a row."""
-    seconds = WARM_SECONDS if llm.engine.device.info.kind == "discrete" else 0.0
+    seconds = warm_seconds(llm)
     began = time.perf_counter()
     _once(llm, depth, kind, n)
     while time.perf_counter() - began < seconds:
@@ -166,17 +193,18 @@ def _generate(llm: LLM, session: Session, count: int) -> list[float]:
     return tokens
 
 
-def _row(depth: int, kind: str, n: int, measured: Sequence[_Run]) -> BenchRow:
+def _row(depth: int, kind: str, n: int, measured: Sequence[_Run], step_bytes: int) -> BenchRow:
     speeds = sorted(n / run.wall for run in measured)
     if kind == "pp":
         times = [1e3 * run.wall for run in measured]
     else:
         times = [1e3 * seconds for run in measured for seconds in run.tokens]
+    median = statistics.median(speeds)
     return BenchRow(
         test=f"{kind}{n}" + (f"@d{depth}" if depth else ""),
         tokens=n,
         depth=depth,
-        median=statistics.median(speeds),
+        median=median,
         least=speeds[0],
         p90=quantile(speeds, 0.9),
         median_ms=statistics.median(times),
@@ -185,6 +213,7 @@ def _row(depth: int, kind: str, n: int, measured: Sequence[_Run]) -> BenchRow:
         host_share=statistics.median(run.process / run.wall for run in measured),
         host_us=statistics.median(1e6 * run.thread / n for run in measured),
         kept_objects=statistics.median(run.kept / n for run in measured),
+        gbps=median * step_bytes / 1e9 if kind == "tg" else None,
     )
 
 

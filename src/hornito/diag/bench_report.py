@@ -28,6 +28,7 @@ class BenchRow:
         host_share: processor time of this process over wall time.
         host_us: processor time of the calling thread for each token, microseconds.
         kept_objects: Python objects for each token that were still there afterwards.
+        gbps: of tg rows, weight bytes of a step times `median`, in GB/s; None for prompts.
         peer, ratio: the peer's tokens a second, and ours over them; None without a peer.
     """
 
@@ -43,6 +44,7 @@ class BenchRow:
     host_share: float
     host_us: float
     kept_objects: float
+    gbps: float | None = None
     peer: float | None = None
     ratio: float | None = None
 
@@ -56,6 +58,8 @@ class BenchReport:
         cold_start_seconds, warm_start_seconds: of processes of their own, from the call of `load`
             to the first token: with empty pipeline and driver caches, and again with the caches
             that this left; None when not measured.
+        step_bytes: weight bytes that a step of one row reads; the gathered rows of embedding tables
+            and the KV cache are not among them.
         device_bytes: what the plan holds on the device.
         anonymous_bytes: host memory of this process that no file backs, at the end; None where the
             system does not tell.
@@ -72,6 +76,7 @@ class BenchReport:
     steps_per_submission: int
     runs: int
     load_seconds: float
+    step_bytes: int
     device_bytes: int
     max_rss_bytes: int
     anonymous_bytes: int | None
@@ -99,11 +104,12 @@ class BenchReport:
             f"{self.model}: {self.weights} weights, {self.precision}, KV {self.kv}, context "
             f"{self.context}; {self.device}; loaded in {self.load_seconds:.2f} s{starts}, "
             f"{self.device_bytes / 1e6:.0f} MB on the device, {anonymous}"
-            f"{self.max_rss_bytes / 1e6:.0f} MB resident at most; medians of {self.runs} runs, "
+            f"{self.max_rss_bytes / 1e6:.0f} MB resident at most; a step reads "
+            f"{self.step_bytes / 1e6:.1f} MB of weights; medians of {self.runs} runs, "
             f"{self.steps_per_submission} steps a submission",
             "",
         ]
-        names = ["test", "tok/s", "least", "p90", "ms", "least", "p90", "host share"]
+        names = ["test", "tok/s", "least", "p90", "ms", "least", "p90", "GB/s", "host share"]
         names += ["host us/token", "objects kept/token"]
         if self.peer:
             names += [self.peer.replace("|", "/"), "ratio"]
@@ -114,6 +120,7 @@ class BenchReport:
     def _cells(self, r: BenchRow) -> list[str]:
         cells = [r.test, f"{r.median:.1f}", f"{r.least:.1f}", f"{r.p90:.1f}"]
         cells += [f"{r.median_ms:.2f}", f"{r.least_ms:.2f}", f"{r.p90_ms:.2f}"]
+        cells.append("-" if r.gbps is None else f"{r.gbps:.1f}")
         cells += [f"{r.host_share:.0%}", f"{r.host_us:.1f}", f"{r.kept_objects:.1f}"]
         if self.peer:
             cells.append("-" if r.peer is None else f"{r.peer:.1f}")

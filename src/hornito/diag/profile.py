@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hornito.diag.bench import prompt_ids
+from hornito.diag.bench import GATHERS, prompt_ids
 from hornito.errors import UsageError
 from hornito.ops.base import Dispatch
 from hornito.plan.recording import SEGMENT_DISPATCHES, record_timed
@@ -191,6 +191,6 @@ def _by_kernel(dispatches: Sequence[Dispatch], spans: Sequence[int]) -> tuple[Ke
 def moved_bytes(dispatch: Dispatch) -> int:
     """Bytes that a dispatch reads and writes."""
     written = sum(operand.size for operand in dispatch.writes)
-    if dispatch.kernel.startswith(("embedding/", "position_embedding/")):
+    if dispatch.kernel.startswith(GATHERS):
         return 2 * written
     return written + sum(operand.size for operand in dispatch.reads)
