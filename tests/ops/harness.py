@@ -78,7 +78,8 @@ def device_class(caps: Caps, name: str) -> Caps:
     """The device as one of the classes that kernels are chosen by.
 
     `software` is a CPU driver with subgroups, `plain` one without, `gpu` hardware with the device's
-    own subgroups, `bare_gpu` hardware without, `matrix_gpu` hardware with subgroups of 32 and
+    own subgroups, `dot_gpu` such with fast integer dot products, `bare_gpu` one without subgroups,
+    `matrix_gpu` hardware with subgroups of 32 and
     cooperative matrices, and `small_grid` hardware that allows few
     workgroups.
     """
@@ -90,7 +91,9 @@ def device_class(caps: Caps, name: str) -> Caps:
         "subgroup_in_compute": False,
     }
     if name == "gpu":
-        return replace(caps, device_kind="discrete")
+        return replace(caps, device_kind="discrete", has_fast_dot_product=False)
+    if name == "dot_gpu":
+        return replace(caps, device_kind="discrete", has_fast_dot_product=caps.has_dot_product)
     if name == "small_grid":
         return replace(caps, device_kind="discrete", max_workgroup_count=(20, 65535, 65535))
     if name == "matrix_gpu":

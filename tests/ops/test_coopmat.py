@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hornito.graph.graph import Graph
 from hornito.ops.base import Array
 from hornito.ops.gated_activation import activate
+from hornito.ops.matrices import TILES
+from hornito.ops.variants import Choices
 from ops import cases
-from ops.harness import Bench, Call, assert_close, rows_of, stored_values
+from ops.harness import Bench, Call, assert_close, lower, rows_of, stored_values
 
 pytestmark = pytest.mark.gpu
 
@@ -85,3 +89,37 @@ def test_operands_beyond_fp16_saturate(bench: Bench) -> None:
     graph = cases.linear(24, 64, "fp16")
     expected = np.full((20, 24), 65504.0 * 2.0**-10 * 64)
     assert_close(run(bench, graph, x, w), expected, np.full((20, 24), 1e-2))
+
+
+@pytest.mark.parametrize("tile", [tile.stem for tile in TILES])
+@pytest.mark.parametrize("dtype", ("fp16", "int4o16", "int8"))
+@pytest.mark.parametrize("gated", (False, True))
+def test_every_tile(bench: Bench, tile: str, dtype: str, gated: bool) -> None:
+    """With tails in rows, weight rows and K, whole and split, as tile and splits are measured."""
+    rng = np.random.default_rng(7)
+    n, k, live = 150, 608, 270
+    x = rng.standard_normal((live, k)).astype(np.float32)
+    given = rng.standard_normal((2 * n if gated else n, k)).astype(np.float32) / np.sqrt(k)
+    make = cases.gated_linear if gated else cases.linear
+    call = Call(
+        graph=make(n, k, dtype),
+        rows=rows_of(range(live), bucket=320),
+        inputs={"x": x},
+        weights={"w": given},
+        device="gpu",
+        half_operands=True,
+    )
+    (site,) = lower(call, bench.device.caps).sites
+    variants = [v for v in site.admitted if f".{tile}_" in v.kernel]
+    assert variants
+    w = stored_values(given, dtype)
+    both, off = x.astype(np.float64) @ w.astype(np.float64).T, bound(x, w)
+    expected, limit = both, off
+    if gated:
+        gate, up = both[:, 0::2], both[:, 1::2]
+        expected = activate("silu", gate) * up
+        limit = (1.1 * np.abs(up) + 1) * off[:, 0::2] + (np.abs(gate) + 1) * off[:, 1::2]
+    for variant in variants:
+        outcome = bench.run(replace(call, choices=Choices(winners={site.key: variant.name})))
+        assert outcome.kernels[0] == variant.kernel
+        assert_close(outcome.value("y")[:live], expected, limit)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from hornito.graph.reference import ReferenceState
+from hornito.ops import qkv_append
 from hornito.ops.base import Array
+from hornito.ops.gemv import Geometry
 from ops import cases
 from ops.harness import Bench, Call, Outcome, assert_close, rows_of
 from ops.kv_pool import KvPool, to_half
@@ -373,6 +375,22 @@ def test_rope_append_without_rope(bench: Bench, half: bool) -> None:
     check_cache(outcome, pool, [(0, 3 + r, split[r, 2:4], split[r, 4:]) for r in range(5)])
 
 
+def check_qkv_row(call: Call, outcome: Outcome, pool: KvPool, r: int) -> None:
+    """Row r of a projection with append is the reference's, in q and in the cache."""
+    state = ReferenceState()
+    row, x = call.rows[r : r + 1], call.inputs["x"][r : r + 1]
+    expected = replace(call, rows=row, live=1, inputs={"x": x}).expected(state)["y"]
+    assert_close(outcome.value("y")[r : r + 1], expected, 2e-5 * (1 + np.abs(expected)))
+    assert outcome.blocks is not None
+    position, slot = (int(number) for number in row[0, 1:3])
+    block, inside = pool.at(slot, position)
+    rounding = 2.0**-10 if pool.half else 2e-5
+    for side, kept in ((0, state.layer(0).keys), (1, state.layer(0).values)):
+        wanted = kept[position]
+        found = outcome.blocks.data[block, 1, side, :, inside]
+        assert_close(found, wanted, rounding * (1 + np.abs(wanted)))
+
+
 @pytest.mark.parametrize("device", ("software", "gpu"))
 @pytest.mark.parametrize("dtype", ("fp32", "fp16", "int4"))
 @pytest.mark.parametrize(
@@ -428,15 +446,50 @@ def test_qkv_append(
     changed = (outcome.blocks.data != pool.data) & ~np.isnan(outcome.blocks.data)
     assert int(changed.sum()) == 3 * 2 * kv_heads * head_dim
     for r in (0, 2, 3):
-        state = ReferenceState()
-        alone = replace(
-            call, rows=call.rows[r : r + 1], live=1, inputs={"x": call.inputs["x"][r : r + 1]}
-        )
-        expected = alone.expected(state)["y"]
-        assert_close(outcome.value("y")[r : r + 1], expected, 2e-5 * (1 + np.abs(expected)))
-        block, inside = pool.at(slots[r], positions[r])
-        rounding = 2.0**-10 if half else 2e-5
-        for side, kept in ((0, state.layer(0).keys), (1, state.layer(0).values)):
-            wanted = kept[positions[r]]
-            found = outcome.blocks.data[block, 1, side, :, inside]
-            assert_close(found, wanted, rounding * (1 + np.abs(wanted)))
+        check_qkv_row(call, outcome, pool, r)
+
+
+@pytest.mark.parametrize("half", (False, True))
+def test_every_qkv_append_variant(bench: Bench, half: bool) -> None:
+    """One row, whose pairs of dims are shared out in groups of one, two or four, with x from
+    memory, staged or as digits: heads with a part of their dims rotated, and a last group that is
+    not full."""
+    rng = np.random.default_rng(8)
+    heads, kv_heads, head_dim, half_dim, k = 3, 1, 20, 6, 96
+    n = (heads + 2 * kv_heads) * head_dim
+    pool = KvPool(kv_heads, head_dim, half=half, slots=4, table_blocks=2)
+    call = Call(
+        graph=cases.qkv_append(
+            heads, kv_heads, head_dim, half_dim, k, "int4", scale=1.0, bias=True, norm=True
+        ),
+        rows=rows_of((70,), slots=(2,)),
+        inputs={"x": rng.standard_normal((1, k)).astype(np.float32) * 20},
+        weights={
+            "w": rng.standard_normal((n, k)).astype(np.float32) / 8,
+            "b": rng.standard_normal(n).astype(np.float32),
+            "norm": rng.standard_normal(k).astype(np.float32),
+            "inv_freq": cases.frequencies(half_dim),
+        },
+        kv=pool,
+        kind="batch",
+        table_stride=5,
+        device="dot_gpu",
+    )
+    for geometry in (
+        Geometry(16, 2, "staged"),
+        Geometry(16, 4),
+        Geometry(64, 8, "staged"),
+        Geometry(32, 2, "digits"),
+        Geometry(16, 4, "digits"),
+        Geometry(32, 8, "digits"),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            usual = [geometry, Geometry(64, 2)]
+            patch.setattr(qkv_append, "usual_geometries", lambda *_, usual=usual: usual)
+            outcome = bench.run(call)
+        letter = "d" if geometry.way == "digits" and bench.device.caps.has_dot_product else "q"
+        assert outcome.kernels == [f"linear/gemv_append.{'kv16' if half else 'kv32'}_{letter}"]
+        assert outcome.blocks is not None
+        changed = (outcome.blocks.data != pool.data) & ~np.isnan(outcome.blocks.data)
+        assert int(changed.sum()) == 2 * kv_heads * head_dim
+        check_qkv_row(call, outcome, pool, 0)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from hornito.ops import linear
+from hornito.ops import gemv, linear
 from hornito.ops.base import Array
 from hornito.ops.gated_activation import activate
-from hornito.ops.variants import Choices
+from hornito.ops.gemv import Geometry
 from ops import cases
-from ops.harness import Bench, Call, assert_close, lower, rows_of, stored_values
+from ops.harness import Bench, Call, assert_close, rows_of, stored_values
 
 pytestmark = pytest.mark.gpu
 
@@ -320,16 +318,15 @@ def test_norm_first(bench: Bench, device: str, dtype: str, gated: bool) -> None:
 def test_every_gemv_geometry(bench: Bench, lanes: int, outs: int) -> None:
     """Variants that are taken only where they measure faster give the same numbers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(linear, "gemv_geometry", lambda *_: (lanes, outs))
+        patch.setattr(gemv, "gemv_geometry", lambda *_: Geometry(lanes, outs))
         for live, n, k, dtype in ((1, 9, 88, "fp16"), (4, 130, 160, "int8"), (3, 66, 36, "fp32")):
             (kernel,) = check_linear(bench, live, n, k, dtype, "gpu")
             assert kernel.startswith("linear/gemv.")
 
 
-@pytest.mark.parametrize("dtype", ("int8", "int4m"))
-@pytest.mark.parametrize("gated", (False, True))
+@pytest.mark.parametrize(("dtype", "gated"), (("int8", False), ("int4o24", True)))
 def test_x_through_shared_memory(bench: Bench, dtype: str, gated: bool) -> None:
-    """Several pieces of x, and a norm whose squares are shared out among all threads."""
+    """And groups of eight weight rows. Squares of x are shared out among all threads."""
     n, k = 21, 2304
     rng = np.random.default_rng(k)
     make = cases.gated_linear if gated else cases.linear
@@ -343,11 +340,15 @@ def test_x_through_shared_memory(bench: Bench, dtype: str, gated: bool) -> None:
         },
         device="gpu",
     )
-    (site,) = lower(call, bench.device.caps).sites
-    staged = [v for v in site.admitted if v.spec.get(linear.STAGED)]
-    assert len(staged) == 6
     expected = call.expected()["y"]
-    for variant in staged:
-        outcome = bench.run(replace(call, choices=Choices(winners={site.key: variant.name})))
-        assert outcome.kernels == [variant.kernel]
+    for geometry in (
+        Geometry(16, 2, "staged"),
+        Geometry(64, 4, "staged"),
+        Geometry(32, 8, "staged"),
+        Geometry(128, 8),
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gemv, "usual_geometries", lambda *_, taken=geometry: [taken])
+            outcome = bench.run(call)
+        assert outcome.kernels == ["linear/gemv." + ("gated_q" if gated else "q")]
         assert_close(outcome.value("y"), expected, 2e-5 * (1 + np.abs(expected)))

@@ -15,7 +15,7 @@ from hornito.errors import FormatError, UnsupportedError
 from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import BLOCK_POSITIONS, Array, Lowering, Push, ceil_div, present
-from hornito.ops.linear import power_of_two
+from hornito.ops.gemv import power_of_two
 from hornito.ops.matrices import MATRIX_NEEDS
 from hornito.ops.variants import Variant
 

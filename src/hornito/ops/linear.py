@@ -19,6 +19,14 @@ from hornito.graph.reference import ReferenceState
 from hornito.graph.shapes import Dim
 from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
 from hornito.ops.gated_activation import activate, activation_number
+from hornito.ops.gemv import (
+    GEMV_ROWS,
+    NORM,
+    batch_variant,
+    gemv_variants,
+    norm_apart,
+    power_of_two,
+)
 from hornito.ops.matrices import SPLITS, X_HALF, matrix_variants, tile_of
 from hornito.ops.rms_norm import emit_norm, norm
 from hornito.ops.variants import Variant
@@ -31,19 +39,6 @@ PUSH = Push(
 
 NO_ACTIVATION = 15
 """The kernels' number for a plain sum (kernels/include/linear.glsl)."""
-
-NORM, OUTS, STAGED = 10, 11, 12
-"""Specialisation of kernels/include/gemv.glsl: a norm comes first; weight rows of a group; x goes
-through shared memory."""
-
-GEMV_ROWS = 4
-"""Up to this many rows a GPU takes the kernel that streams weights once per group of rows."""
-
-MANY_PRODUCTS = 8192
-"""From this many weight rows on, the kernel for few rows takes four of them at a time."""
-
-FUSED_NORM = 1 << 24
-"""Quantised weights from which a norm is faster in a launch of its own than in each workgroup."""
 
 BATCH_ROWS = 16
 """Up to this many rows that kernel, once per `GEMV_ROWS` of them, may win against a GEMM."""
@@ -210,11 +205,8 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
 
 
 def _takes_norm(args: LinearArgs, chosen: Variant) -> bool:
-    """Whether the norm goes into the kernel. Those of quantised weights wait for x more than for
-    memory, so that its weights make large products slower (7B, 4 bits: 56 us against 42)."""
-    large = quantised(args.dtype) and args.products * args.k >= FUSED_NORM
-    apart = large and not chosen.spec.get(STAGED, 0)
-    return chosen.kernel.startswith("linear/gemv.") and not apart
+    """Whether the norm goes into the kernel."""
+    return chosen.kernel.startswith("linear/gemv.") and not norm_apart(args, chosen)
 
 
 def norm_first(node: Node, low: Lowering, args: LinearArgs, *, half: bool) -> LinearArgs:
@@ -286,13 +278,13 @@ def linear_variants(low: Lowering, args: LinearArgs) -> list[Variant]:
     if low.caps.device_kind == "software":
         found = _software_variants(args, stored, name)
     elif args.rows <= GEMV_ROWS:
-        found = _gemv_variants(args, name, low.caps.max_workgroup_count[0])
+        found = gemv_variants(args, name, low.caps.max_workgroup_count[0])
     else:
         found = matrix_variants(args, name) if low.half_operands else []
         if args.rows <= BATCH_ROWS:
             few = low.caps.device_kind == "discrete" and ceil_div(args.n, 64) < FEW_GROUPS
             most = low.caps.max_workgroup_count[0]
-            batch = _batch_variant(args, name, most, optional=not few)
+            batch = batch_variant(args, name, most, optional=not few)
             found = [batch, *found] if args.rows <= 2 * GEMV_ROWS else [*found, batch]
         found += _gemm_variants(args, name)
     rows = min(4, power_of_two(args.rows))
@@ -323,57 +315,6 @@ def _software_variants(args: LinearArgs, stored: WeightFormat, name: str) -> lis
     return [*found, Variant(f"linear/broadcast.{name}", {3: rows, 4: outputs}, groups, needs)]
 
 
-def _gemv_variants(args: LinearArgs, name: str, most_groups: int) -> list[Variant]:
-    """Threads and weight rows of a group: the usual numbers first, the others to be measured."""
-    least = 2 if args.gated else 1
-    usual = (*gemv_geometry(args.products, args.k, least, most_groups), False)
-    others = [(lanes, outs, False) for lanes in (8, 16, 32, 64, 128) for outs in (1, 2, 4)]
-    if stages(args):
-        others += [(lanes, outs, True) for lanes in (16, 32, 64) for outs in (2, 4)]
-    found = []
-    for lanes, outs, staged in dict.fromkeys((usual, *others)):
-        if outs < least:
-            continue
-        spec = gemv_constants(args, lanes, outs, staged=staged)
-        groups = (ceil_div(args.products, 128 // lanes * outs), 1, 1)
-        optional = (lanes, outs, staged) != usual
-        found.append(Variant(f"linear/gemv.{name}", spec, groups, optional=optional))
-    return found
-
-
-def stages(args: LinearArgs) -> bool:
-    """Whether x may go through shared memory: one row, and weights that are small beside it."""
-    return args.rows == 1 and bool(wide_rows(args.k, args.dtype)) and quantised(args.dtype)
-
-
-def gemv_constants(args: LinearArgs, lanes: int, outs: int, *, staged: bool) -> dict[int, int]:
-    """Specialisation of kernels/include/gemv.glsl that a variant has of its own."""
-    rows = power_of_two(min(args.rows, GEMV_ROWS))
-    own = {3: rows, 4: wide_rows(args.k, args.dtype), 5: lanes, OUTS: outs}
-    return own | ({STAGED: int(staged)} if weight_format(args.dtype).variant == "q" else {})
-
-
-def quantised(dtype: str) -> bool:
-    """Whether weights of that type have scales."""
-    return weight_format(dtype).quantised
-
-
-def _batch_variant(args: LinearArgs, name: str, most_groups: int, *, optional: bool) -> Variant:
-    """GEMV over groups of rows, whose weights the later groups find in a cache."""
-    lanes, outs = gemv_geometry(args.products, args.k, 2 if args.gated else 1, most_groups)
-    return Variant(
-        f"linear/gemv.{name}",
-        gemv_constants(args, lanes, outs, staged=False),
-        (ceil_div(args.products, 128 // lanes * outs), ceil_div(args.rows, GEMV_ROWS), 1),
-        optional=optional,
-    )
-
-
-def wide_rows(k: int, dtype: str) -> int:
-    """Whether rows of K weights are whole chunks of kernels/include/gemv.glsl: 1 or 0."""
-    return int(k % (16 if weight_format(dtype).variant == "q" else 8) == 0)
-
-
 def _gemm_variants(args: LinearArgs, name: str) -> list[Variant]:
     found = []
     # Large tiles only where small ones would be more than fill the device.
@@ -394,20 +335,3 @@ def format_constants(stored: WeightFormat) -> dict[int, int]:
 def float_bits(value: float) -> int:
     """The bits of an fp32 number, as a specialisation constant takes them."""
     return int(np.float32(value).view(np.uint32))
-
-
-def power_of_two(n: int) -> int:
-    """The least power of two that is not below `n`."""
-    return 1 << (n - 1).bit_length()
-
-
-def gemv_geometry(products: int, k: int, least_outs: int, most_groups: int) -> tuple[int, int]:
-    """Threads of a group and its weight rows: many threads where rows are few and long, so that the
-    GPU fills; four rows where there are enough, so that x is loaded less often."""
-    if products >= MANY_PRODUCTS:
-        lanes, outs = (16 if products >= 8 * MANY_PRODUCTS else 32), 4
-    else:
-        lanes, outs = (128 if products < 2048 and k >= 4096 else 64), max(least_outs, 2)
-    while lanes > 8 and (lanes > k // 8 or ceil_div(products, 128 // lanes * outs) > most_groups):
-        lanes //= 2
-    return lanes, outs

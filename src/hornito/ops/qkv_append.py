@@ -16,16 +16,13 @@ from hornito.graph.graph import Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops import rope_append
 from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
+from hornito.ops.gemv import GEMV_ROWS, NORM, Geometry, all_geometries, usual_geometries
 from hornito.ops.linear import (
-    GEMV_ROWS,
-    NORM,
     LinearArgs,
     check_matrix,
     check_norm,
     emit_linear,
     format_constants,
-    gemv_constants,
-    stages,
 )
 from hornito.ops.rms_norm import norm
 from hornito.ops.rope import lower_set
@@ -94,15 +91,22 @@ def _variants(node: Node, low: Lowering, args: LinearArgs) -> list[Variant]:
     if low.caps.device_kind == "software" or args.rows > GEMV_ROWS:
         return [apart]
     pairs = (node.attr("heads") + 2 * kv.kv_heads) * (kv.head_dim // 2)
-    kernel = f"linear/gemv_append.{suffix}_{weight_format(args.dtype).variant}"
-    found = []
-    staged = (False, True) if stages(args) else (False,)
-    for lanes, through in ((n, s) for s in staged for n in (64, 32, 16)):
-        spec = gemv_constants(args, lanes, 2, staged=through)
-        groups = (ceil_div(pairs, 128 // lanes), 1, 1)
-        optional = (lanes, through) != (64, False)
-        found.append(Variant(kernel, spec, groups, optional=optional))
-    return [*found, apart]
+    name = f"linear/gemv_append.{suffix}_{weight_format(args.dtype).variant}"
+    usual = [*usual_geometries(args, 2, args.products)[:-1], Geometry(64, 2)]
+    return [
+        *(
+            Variant(
+                geometry.kernel(name),
+                geometry.spec(args),
+                (ceil_div(pairs, geometry.rows // 2), 1, 1),
+                geometry.needs(args.k),
+                optional=geometry not in usual,
+            )
+            for geometry in dict.fromkeys((*usual, *all_geometries(args)))
+            if geometry.outs >= 2 and 8 <= geometry.lanes <= 64
+        ),
+        apart,
+    ]
 
 
 def _emit(node: Node, low: Lowering, args: LinearArgs, chosen: Variant) -> None:

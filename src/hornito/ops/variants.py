@@ -23,6 +23,7 @@ REQUIREMENTS: Mapping[str, Callable[[Caps], bool]] = {
     "storage16": lambda caps: caps.has_storage16,
     "int8": lambda caps: caps.has_int8,
     "dot_product": lambda caps: caps.has_dot_product,
+    "fast_dot_product": lambda caps: caps.has_fast_dot_product,
     "full_subgroups": lambda caps: caps.has_full_subgroups,
     "subgroup_32": lambda caps: caps.subgroup_size == 32,
     "basic": lambda caps: "basic" in caps.subgroup_ops,

@@ -111,6 +111,7 @@ class Caps:
     device_local_bytes: int
     unified_memory: bool
     quirks: frozenset[str] = frozenset()
+    has_fast_dot_product: bool = False
 
     def optional_features(self) -> dict[str, bool]:
         """Optional features by name, and whether they are there."""
@@ -185,6 +186,8 @@ class Caps:
             coopmat=_coopmat(record),
             device_local_bytes=int(get("deviceLocalBytes", 0)),
             unified_memory=kind in ("integrated", "software"),
+            has_fast_dot_product=bool(get("shaderIntegerDotProduct"))
+            and bool(get("integerDotProduct4x8BitPackedSignedAccelerated")),
         )
 
 

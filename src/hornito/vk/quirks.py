@@ -100,7 +100,7 @@ def _without(caps: Caps) -> Caps:
     if "no_coopmat" in flags:
         caps = replace(caps, coopmat=())
     if "no_dot_product" in flags:
-        caps = replace(caps, has_dot_product=False)
+        caps = replace(caps, has_dot_product=False, has_fast_dot_product=False)
     if "no_float16" in flags:
         caps = replace(caps, has_float16=False)
     if "no_subgroups" in flags:

@@ -135,6 +135,14 @@ void load_outliers8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
   b = vec4(unpackHalf2x16(q.z), unpackHalf2x16(q.w));
 }
 
+// Two outliers of a row from 2 * i2 on, as a word, and the columns of x that they are multiplied with.
+uint load_outliers2(Matrix m, uint row, uint i2) {
+  return load_word(m.at, outliers_at(m) + row * (OUTLIERS / 2u) + i2);
+}
+uvec2 load_outlier_columns2(Matrix m, uint i2) {
+  return load_words2(m.at, (outliers_at(m) + m.rows * (OUTLIERS / 2u)) / 2u + i2);
+}
+
 // The column of x that outlier i is multiplied with.
 uint load_outlier_column(Matrix m, uint i) {
   return load_word(m.at, outliers_at(m) + m.rows * (OUTLIERS / 8u) * 4u + i);

@@ -1,7 +1,8 @@
 // Linear for many rows on GPUs with cooperative matrices: a tile of TILE_ROWS rows of x by TILE_WEIGHTS
 // weight rows, STEP of K at a time through shared memory as fp16, sums in fp32. While a step is
-// multiplied, the next one's loads are on their way, into the other half of shared memory. With SPLITS,
-// a workgroup sums a part of K alone and stores raw sums, which join.comp adds up in order. Twin of
+// multiplied, the next one lies in registers or is about to, and the one behind it is on its way: a
+// compute unit holds few of these workgroups, and one step is shorter than a load takes. With SPLITS, a
+// workgroup sums a part of K alone and stores raw sums, which join.comp adds up in order. Twin of
 // gemm.comp; x and weights are rounded to fp16 (x saturates).
 //
 // variant: m32_f16 TILE_ROWS=32 TILE_WEIGHTS=64 PART_ROWS=16 PART_WEIGHTS=32 STEP=64 WEIGHT_F16
@@ -16,6 +17,18 @@
 // variant: m128_gated_f16 TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=32 PART_WEIGHTS=32 STEP=32 GATED WEIGHT_F16
 // variant: m128_q TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=32 PART_WEIGHTS=32 STEP=32 WEIGHT_Q
 // variant: m128_gated_q TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=32 PART_WEIGHTS=32 STEP=32 GATED WEIGHT_Q
+// variant: m128w8_f16 TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=32 STEP=32 WEIGHT_F16
+// variant: m128w8_q TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=32 STEP=32 WEIGHT_Q
+// variant: m128w8_gated_f16 TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=32 STEP=32 GATED WEIGHT_F16
+// variant: m128w8_gated_q TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=32 STEP=32 GATED WEIGHT_Q
+// variant: m128w4_f16 TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=64 STEP=32 WEIGHT_F16
+// variant: m128w4_q TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=64 STEP=32 WEIGHT_Q
+// variant: m128w4_gated_f16 TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=64 STEP=32 GATED WEIGHT_F16
+// variant: m128w4_gated_q TILE_ROWS=128 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=64 STEP=32 GATED WEIGHT_Q
+// variant: m256_f16 TILE_ROWS=256 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=64 STEP=16 WEIGHT_F16
+// variant: m256_q TILE_ROWS=256 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=64 STEP=16 WEIGHT_Q
+// variant: m256_gated_f16 TILE_ROWS=256 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=64 STEP=16 GATED WEIGHT_F16
+// variant: m256_gated_q TILE_ROWS=256 TILE_WEIGHTS=128 PART_ROWS=64 PART_WEIGHTS=64 STEP=16 GATED WEIGHT_Q
 // target: vulkan1.3
 //
 // Geometry: 32 threads for each part of PART_ROWS x PART_WEIGHTS of the tile; x = tiles of weight rows,
@@ -54,9 +67,10 @@ const uint W_LOADS = TILE_WEIGHTS * STEP / 8 / THREADS;
 const uint A_PARTS = PART_ROWS / 16;
 const uint B_PARTS = PART_WEIGHTS / 16;
 
-uvec4 x_next[X_LOADS];
-uvec4 x_more[X_LOADS];
-uvec4 w_next[W_LOADS];
+// Two steps on their way.
+uvec4 x_next[2][X_LOADS];
+uvec4 x_more[2][X_LOADS];
+uvec4 w_next[2][W_LOADS];
 
 // Eight numbers of row r of x from x_column(8 * k8) on, as they lie in memory: fp16, or fp32 in two parts.
 void fetch_x(Matrix m, uint r, uint k8, out uvec4 a, out uvec4 b) {
@@ -85,29 +99,29 @@ void fetch_x(Matrix m, uint r, uint k8, out uvec4 a, out uvec4 b) {
   }
 }
 
-// Step s on its way. Threads past the last row or column repeat what is there: no branch stands between
+// Brings step s on its way, as number `to` of the two. Threads past the last row or column repeat what is there: no branch stands between
 // the loads.
-void fetch(Matrix m, uint s, uint row0, uint last_row, uint weight0, uint last_weight) {
+void fetch(uint to, Matrix m, uint s, uint row0, uint last_row, uint weight0, uint last_weight) {
   uint last8 = walked(m) / 8u - 1u;
   [[unroll]] for (uint u = 0u; u < X_LOADS; ++u) {
     uint i = gl_LocalInvocationID.x + u * THREADS;
     uint k8 = min(s * STEP8 + i % STEP8, last8);
-    fetch_x(m, min(row0 + i / STEP8, last_row), k8, x_next[u], x_more[u]);
+    fetch_x(m, min(row0 + i / STEP8, last_row), k8, x_next[to][u], x_more[to][u]);
   }
   [[unroll]] for (uint u = 0u; u < W_LOADS; ++u) {
     uint i = gl_LocalInvocationID.x + u * THREADS;
     uint row = p.first + min(weight0 + i / STEP8, last_weight);
-    w_next[u] = load_raw8(m, row, min(s * STEP8 + i % STEP8, last8));
+    w_next[to][u] = load_raw8(m, row, min(s * STEP8 + i % STEP8, last8));
   }
 }
 
-// What was fetched, as fp16, into one side of the tiles; zeros past the last column.
-void stage(Matrix m, uint s, uint side, uint weight0, uint last_weight) {
+// What was fetched as number `from`, as fp16, into one side of the tiles; zeros past the last column.
+void stage(uint from, Matrix m, uint s, uint side, uint weight0, uint last_weight) {
   uint last8 = walked(m) / 8u - 1u;
   [[unroll]] for (uint u = 0u; u < X_LOADS; ++u) {
     uint i = gl_LocalInvocationID.x + u * THREADS;
-    uvec4 x = x_next[u];
-    if (X_HALF == 0u) x = pack8(uintBitsToFloat(x), uintBitsToFloat(x_more[u]));
+    uvec4 x = x_next[from][u];
+    if (X_HALF == 0u) x = pack8(uintBitsToFloat(x), uintBitsToFloat(x_more[from][u]));
     x = s * STEP8 + i % STEP8 > last8 ? uvec4(0u) : x;
     x_tile[side * X_SIZE + i / STEP8 * PITCH + i % STEP8] = x;
   }
@@ -115,7 +129,7 @@ void stage(Matrix m, uint s, uint side, uint weight0, uint last_weight) {
     uint i = gl_LocalInvocationID.x + u * THREADS;
     uint row = p.first + min(weight0 + i / STEP8, last_weight);
     uint k8 = min(s * STEP8 + i % STEP8, last8);
-    w_tile[side * W_SIZE + i / STEP8 * PITCH + i % STEP8] = decode_raw8(m, row, k8, w_next[u]);
+    w_tile[side * W_SIZE + i / STEP8 * PITCH + i % STEP8] = decode_raw8(m, row, k8, w_next[from][u]);
   }
 }
 
@@ -159,19 +173,25 @@ void main() {
   uint part_column = (gl_SubgroupID % PARTS) * PART_WEIGHTS;
   [[unroll]] for (uint i = 0u; i < A_PARTS * B_PARTS; ++i) sum[i] = SUM(0.0);
 
-  fetch(m, step0, row0, live - 1u, weight0, weight_end - 1u);
-  stage(m, step0, 0u, weight0, weight_end - 1u);
+  uint last_row = live - 1u;
+  uint last_weight = weight_end - 1u;
+  fetch(0u, m, step0, row0, last_row, weight0, last_weight);
+  fetch(1u, m, step0 + 1u, row0, last_row, weight0, last_weight);
+  stage(0u, m, step0, 0u, weight0, last_weight);
   barrier();
-  uint side = 0u;
-  for (uint s = step0 + 1u; s < step_end; ++s) {
-    fetch(m, s, row0, live - 1u, weight0, weight_end - 1u);
-    multiply(side, part_row, part_column);
-    side ^= 1u;
-    stage(m, s, side, weight0, weight_end - 1u);
+  // Two steps a turn, so that no register is copied while its load is on the way.
+  for (uint s = step0; s < step_end; s += 2u) {
+    fetch(0u, m, s + 2u, row0, last_row, weight0, last_weight);
+    multiply(0u, part_row, part_column);
+    stage(1u, m, s + 1u, 1u, weight0, last_weight);
     barrier();
+    if (s + 1u < step_end) {
+      fetch(1u, m, s + 3u, row0, last_row, weight0, last_weight);
+      multiply(1u, part_row, part_column);
+      stage(0u, m, s + 2u, 0u, weight0, last_weight);
+      barrier();
+    }
   }
-  multiply(side, part_row, part_column);
-  barrier();
 
   // Out by way of shared memory, because the layout of a matrix is the driver's own: 16 rows of 16
   // floats (four vectors) for each subgroup.

@@ -5,21 +5,27 @@
 // variant: kv32_f32
 // variant: kv32_f16 WEIGHT_F16
 // variant: kv32_q WEIGHT_Q
+// variant: kv32_d WEIGHT_Q DIGITS
+// variant: kv16_d KV_F16 WEIGHT_Q DIGITS
 // variant: kv16_f32 KV_F16
 // variant: kv16_f16 KV_F16 WEIGHT_F16
 // variant: kv16_q KV_F16 WEIGHT_Q
 //
-// Geometry: 128 threads = LANES x (128 / LANES) pairs of dims that turn together (x covers all heads'
-// pairs); ROWS rows of x a workgroup (y). Dims past R make pairs among themselves. R/2 and D/2 are even.
+// Geometry: 128 threads = LANES x (128 / LANES) groups of OUTS / 2 pairs of dims that turn together (x
+// covers all heads' pairs); ROWS rows of x a workgroup (y). Dims past R make pairs among themselves. R/2
+// and D/2 are even.
 // Push: addresses of the row records, block table, x [T, K], weight, bias, norm weight [K], inv_freq
 // [R/2] (or anything with R/2 = 0), q out [T, heads, D]; table stride, layer, heads, kv_heads, D, R/2, K,
 // rows of the bucket, scale of sine and cosine, eps.
 // Specialisation: 0 BIAS, 3 ROWS (1 to 4), 4 WIDE, 5 LANES (a power of two, 8 to 64), 7 FORMAT, 8 GROUP,
-// 9 OUTLIERS, 10 NORM, 11 OUTS (2); of q also
-// 12 STAGED (ROWS is 1).
+// 9 OUTLIERS, 10 NORM, 11 OUTS (2, 4 or 8); of q also 12 STAGED (ROWS is 1), of d 12 PIECE.
+// Requires: of d integer dot products; ROWS is 1.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
+#ifdef DIGITS
+#extension GL_EXT_spirv_intrinsics : require
+#endif
 #include "gemv.glsl"
 #include "kv.glsl"
 #include "rope.glsl"
@@ -86,34 +92,50 @@ void store_pairs(uint r, uint head, uint i, uint partner, vec2 lo, vec2 hi) {
   store_kv2(block, to + partner, hi.x, hi.y);
 }
 
+// A pair of dims: its head, its first dim, and how far behind it the other one is.
+struct Pair {
+  uint head;
+  uint i;
+  uint partner;
+};
+
+Pair pair_at(uint index) {
+  uint pairs = p.head_dim / 2u;
+  index = min(index, (p.heads + 2u * p.kv_heads) * pairs - 1u);
+  uint i = first_dim(index % pairs);
+  return Pair(index / pairs, i, i < p.half_dim ? p.half_dim : pairs - p.half_dim);
+}
+
 void main() {
   uint t = gl_LocalInvocationID.x;
   uint row0 = gl_WorkGroupID.y * ROWS;
-  uint pairs = p.head_dim / 2u;
   uint all_heads = p.heads + 2u * p.kv_heads;
-  uint pair = gl_WorkGroupID.x * (128u / LANES) + t / LANES;
-  bool inside = pair < all_heads * pairs;
-  pair = min(pair, all_heads * pairs - 1u);
-  uint head = pair / pairs;
-  uint i = first_dim(pair % pairs);
-  uint partner = i < p.half_dim ? p.half_dim : pairs - p.half_dim;
-  uint weight[4];
-  weight[0] = head * p.head_dim + i;
-  weight[1] = weight[0] + partner;
-  weight[2] = weight[0];
-  weight[3] = weight[0];
+  const uint PAIRS = OUTS / 2u;
+  uint pair0 = (gl_WorkGroupID.x * (128u / LANES) + t / LANES) * PAIRS;
+  uint weight[OUTS];
+  [[unroll]] for (uint j = 0u; j < PAIRS; ++j) {
+    Pair pair = pair_at(pair0 + j);
+    weight[2u * j] = pair.head * p.head_dim + pair.i;
+    weight[2u * j + 1u] = weight[2u * j] + pair.partner;
+  }
   sum_rows(p.x, p.norm, Matrix(p.w, all_heads * p.head_dim, p.k), row0, weight);
 
-  // Neighbouring pairs, which share words of the cache, are stored by one thread.
+  // Neighbouring pairs, which share words of the cache, are stored by one thread: those of two groups
+  // where a group has one.
   uint first = t - t % LANES;
-  bool stores = inside && t % (2u * LANES) == 0u;
+  uint mine = pair0 + 2u * (t % LANES);
+  bool stores = PAIRS == 1u ? t % (2u * LANES) == 0u : t % LANES < PAIRS / 2u;
+  stores = stores && mine < all_heads * (p.head_dim / 2u);
+  uint a = PAIRS == 1u ? first : t % LANES * 512u + first;
+  uint b = PAIRS == 1u ? first + LANES : a + 256u;
   [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
     join_row(r);
     if (stores && row0 + r < p.count) {
       float factor = norm_factor(first, p.k, p.eps);
-      vec2 lo = vec2(tree[first], tree[first + LANES]) * factor;
-      vec2 hi = vec2(tree[128u + first], tree[128u + first + LANES]) * factor;
-      store_pairs(row0 + r, head, i, partner, lo, hi);
+      vec2 lo = vec2(tree[a], tree[b]) * factor;
+      vec2 hi = vec2(tree[a + 128u], tree[b + 128u]) * factor;
+      Pair pair = pair_at(mine);
+      store_pairs(row0 + r, pair.head, pair.i, pair.partner, lo, hi);
     }
   }
 }

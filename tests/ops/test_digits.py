@@ -1,0 +1,120 @@
+"""Weights of 4 and 8 bits with integer dot products: x as fixed-point numbers of three bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hornito.ops import gemv
+from hornito.ops.base import Array
+from hornito.ops.gemv import Geometry
+from hornito.quant.formats import FORMATS, weight_format
+from hornito.quant.planes import unpack
+from ops import cases
+from ops.harness import Bench, Call, assert_close, rows_of
+from ops.test_linear import product_bound
+from ops.test_quants import WIDTHS, WITH_OUTLIERS, check, stored_matrix
+
+pytestmark = pytest.mark.gpu
+
+NAMES = [f.name for f in FORMATS.values() if f.number in (2, 3, 4)] + WITH_OUTLIERS
+
+
+@pytest.fixture(autouse=True)
+def digits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Digits for matrices of every size."""
+    if not bench.device.caps.has_dot_product:
+        pytest.skip(f"{bench.device.info.name} has no integer dot products")
+    monkeypatch.setattr(gemv, "DIGIT_WEIGHTS", 0)
+
+
+def product(
+    bench: Bench, name: str, stored: Array, x: Array, n: int, *, allow_nan: bool = False
+) -> Array:
+    """What the kernel makes of one row."""
+    call = Call(
+        graph=cases.linear(n, len(x), name),
+        rows=rows_of([0]),
+        inputs={"x": x[None]},
+        weights={"w": stored},
+        device="dot_gpu",
+        allow_nan=allow_nan,
+    )
+    outcome = bench.run(call)
+    assert outcome.kernels == ["linear/gemv.d"]
+    return outcome.value("y")[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_width_and_output_count(bench: Bench, name: str) -> None:
+    """Every K of real models, N of every remainder modulo 8."""
+    fmt = weight_format(name)
+    for i, k in enumerate(k for k in WIDTHS if fmt.fits((1, k))):
+        assert check(bench, name, 1, 24 + 3 * i % 8, k, "dot_gpu") == ["linear/gemv.d"]
+
+
+@pytest.mark.parametrize("name", ("int8", "int4", "int4mg128o24"))
+def test_one_hot_activations_find_each_weight(bench: Bench, name: str) -> None:
+    """Exactly, whatever the size of the one: its digits and the scale give it back."""
+    rng = np.random.default_rng(5)
+    fmt, n, k = weight_format(name), 3, 256
+    stored = stored_matrix(rng, fmt, n, k)
+    w = unpack(fmt, stored, (n, k)).astype(np.float64)
+    for column in rng.choice(k, 24, replace=False):
+        x = np.zeros(k, np.float32)
+        x[column] = rng.choice([-1, 1]) * 2.0 ** rng.integers(-40, 40)
+        found = product(bench, name, stored, x, n) / x[column]
+        assert_close(found, w[:, column], 2e-7 * (np.abs(w[:, column]) + np.abs(w).max()))
+
+
+@pytest.mark.parametrize("gated", (False, True))
+@pytest.mark.parametrize("k", (608, 6176))
+def test_every_geometry(bench: Bench, k: int, gated: bool) -> None:
+    """Behind a norm, in one piece and in several."""
+    rng = np.random.default_rng(k)
+    n = 21
+    make = cases.gated_linear if gated else cases.linear
+    call = Call(
+        graph=make(n, k, "int4o8" if gated else "int8", bias=True, norm=True),
+        rows=rows_of([0]),
+        inputs={"x": rng.standard_normal((1, k)).astype(np.float32) * 7},
+        weights={
+            "w": rng.standard_normal((2 * n if gated else n, k)).astype(np.float32) / np.sqrt(k),
+            "b": rng.standard_normal(2 * n if gated else n).astype(np.float32),
+            "norm": rng.standard_normal(k).astype(np.float32),
+        },
+        device="dot_gpu",
+    )
+    expected = call.expected()["y"]
+    for lanes, outs in ((16, 2), (64, 2), (32, 4), (16, 8)):
+        geometry = Geometry(lanes, outs, "digits")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gemv, "usual_geometries", lambda *_, taken=geometry: [taken])
+            outcome = bench.run(call, repeats=2)
+        assert outcome.kernels == ["linear/gemv." + ("gated_d" if gated else "d")]
+        assert_close(outcome.value("y"), expected, 2e-5 * (1 + np.abs(expected)))
+
+
+def test_activations_of_all_sizes(bench: Bench) -> None:
+    """A column ten thousand times its neighbours takes no more from them than it does in fp32."""
+    rng = np.random.default_rng(3)
+    fmt, n, k = weight_format("int4"), 40, 1024
+    stored = stored_matrix(rng, fmt, n, k)
+    w = unpack(fmt, stored, (n, k)).astype(np.float64)
+    x = rng.standard_normal(k).astype(np.float32)
+    x[::50] *= 1e4
+    x[64:96] = 0.0
+    x[96:128] *= 1e-20
+    x[128:160] = 1e-38
+    bound = product_bound(x[None], np.abs(w) + np.abs(w).max())[0]
+    assert_close(product(bench, "int4", stored, x, n), w @ x.astype(np.float64), bound)
+
+
+@pytest.mark.parametrize("poison", (np.nan, np.inf, -np.inf))
+def test_what_is_not_finite_stays_so(bench: Bench, poison: float) -> None:
+    rng = np.random.default_rng(4)
+    fmt, n, k = weight_format("int8"), 16, 128
+    stored = stored_matrix(rng, fmt, n, k)
+    x = rng.standard_normal(k).astype(np.float32)
+    x[70] = poison
+    assert not np.isfinite(product(bench, "int8", stored, x, n, allow_nan=True)).any()
