@@ -7,10 +7,12 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import hornito
@@ -19,10 +21,16 @@ from hornito.cli.main import main
 from hornito.diag import bench as bench_module
 from hornito.diag.bench import Test, step_weight_bytes
 from hornito.diag.bench_report import NEAR_DEPTH, BenchRow, PeerRun
+from hornito.diag.profile import REPEATS, profile
 from hornito.diag.random_model import write_random_model
 from hornito.diag.starts import measure_starts
 from hornito.errors import FormatError, HornitoError, UsageError
+from hornito.runtime.engine import Engine
+from hornito.vk import timing
+from hornito.vk.record import Recorder
 from tree import own_cache
+
+Updates = Sequence[tuple[str, int, bytes]]
 
 pytestmark = pytest.mark.gpu
 
@@ -211,6 +219,32 @@ def test_profile_covers_every_dispatch(
     assert total == pytest.approx(step["milliseconds"]) and total > 0
     for before, after in pairwise(events):
         assert after["ts"] == pytest.approx(before["ts"] + before["dur"], abs=1e-3)
+
+
+def test_a_profile_keeps_a_gpu_busy_with_one_and_the_same_step(
+    package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that raise the clock don't count, and no run goes on behind the last position."""
+    monkeypatch.setattr(timing, "BUSY_SECONDS", 0.1)
+    steps: list[bytes] = []
+    submit = Engine.submit
+
+    def seen(engine: Engine, updates: Updates, recordings: Sequence[Recorder]) -> int:
+        if recordings and recordings[0].label == "timed":
+            steps.extend(data for name, _, data in updates if name == "batch.rows")
+        return submit(engine, updates, recordings)
+
+    monkeypatch.setattr(Engine, "submit", seen)
+    with hornito.load(package, context=129) as llm:
+        device = llm.engine.device
+        for kind in ("software", "discrete"):
+            monkeypatch.setattr(device, "caps", replace(device.caps, device_kind=kind))
+            steps.clear()
+            call = profile(llm, 128)[-1]
+            assert call.call == "batch 1" and call.depth == 129 and call.milliseconds > 0
+            assert len(set(steps)) == 1
+            assert np.frombuffer(steps[0], np.uint32)[1] == 128  # the position
+            assert (len(steps) == REPEATS) == (kind == "software")
 
 
 def test_bench_help_explains_its_columns(capsys: pytest.CaptureFixture[str]) -> None:

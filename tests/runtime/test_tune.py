@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from hornito.ops.variants import Choices, Variant, pick
 from hornito.plan.plan import Plan, PlanOptions, build_plan
 from hornito.plan.records import WRONG, DeviceRecords, Verdict, verdict_key
 from hornito.plan.stand import Stand
-from hornito.plan.tune import MARGIN
-from hornito.plan.units import Unit
+from hornito.plan.tune import MARGIN, REPEATS
+from hornito.plan.units import Unit, units
 from hornito.runtime import engine as engine_module
 from hornito.runtime import settle
 from hornito.runtime.settle import KernelPolicy
+from hornito.vk import timing
 from hornito.vk.caps import Caps
 from hornito.vk.device import Device, open_device
+from hornito.vk.record import Recorder
 from tiny import Compiled, assert_same_tokens, forced_logits, golden, open_engine
 
 SMALL: dict[str, Any] = {"context": 128, "chunk_rows": (16,)}
@@ -170,6 +173,43 @@ def test_records_that_change_nothing_cost_no_second_plan(
         monkeypatch.setattr(module, "build_plan", counted)
     with open_engine(own_device, compiled("llama-tiny"), **SMALL):
         assert len(built) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.software
+@pytest.mark.parametrize("kind", ["software", "discrete"])
+def test_a_gpu_is_kept_busy_before_a_variant_is_timed(
+    own_device: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """With the variant's own launches; those runs don't count. A software device needs none."""
+    monkeypatch.setattr(timing, "BUSY_SECONDS", 0.05)
+    submitted: list[str] = []
+    submit = Device.submit
+
+    def counted(device: Device, recordings: Sequence[Recorder]) -> int:
+        submitted.extend(recording.label for recording in recordings)
+        return submit(device, recordings)
+
+    none = KernelPolicy(budget_s=0.0)
+    with open_engine(own_device, compiled("llama-tiny"), policy=none, **SMALL) as engine:
+        own_device.caps = replace(own_device.caps, device_kind=kind)
+        unit = next(unit for unit in units(engine.plan) if unit.kernel.startswith("linear/"))
+        stand = Stand(own_device, engine.plan, engine.pipelines, engine.weight_address, slots=1)
+        monkeypatch.setattr(Device, "submit", counted)
+        began = time.perf_counter()
+        try:
+            found = stand.nanoseconds(
+                unit, stand.layout(unit, unit.dispatches), unit.dispatches, REPEATS
+            )
+        finally:
+            stand.free()
+        seconds = time.perf_counter() - began
+    runs = submitted.count("timing")
+    assert len(found) == REPEATS and min(found) > 0
+    if kind == "software":
+        assert runs == 1 + REPEATS
+    else:
+        assert runs > 1 + REPEATS and seconds >= 0.05
 
 
 def test_a_winner_that_is_gone_is_ignored() -> None:

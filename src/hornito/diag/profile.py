@@ -15,8 +15,10 @@ from hornito.errors import UsageError
 from hornito.ops.base import Dispatch
 from hornito.plan.recording import SEGMENT_DISPATCHES, record_timed
 from hornito.progress import NullProgress, Progress
+from hornito.runtime.rows import chunk_bytes
 from hornito.runtime.session import Session
 from hornito.streaming import telling
+from hornito.vk.timing import keep_busy
 
 if TYPE_CHECKING:
     from hornito.api import LLM
@@ -90,9 +92,9 @@ def profile(llm: LLM, depth: int, progress: Progress | None = None) -> list[Prof
             session.prefill(ids[before : before + largest], evaluated=tell)
         found = []
         if largest > 1:
-            found.append(_timed(llm, "chunk", largest, session.position, progress))
+            found.append(_timed(llm, "chunk", largest, session, progress))
         session.step(ids[-1])
-        found.append(_timed(llm, "batch", 1, session.position, progress))
+        found.append(_timed(llm, "batch", 1, session, progress))
     return found
 
 
@@ -107,6 +109,7 @@ def copy_bandwidth(device: Device) -> float:
             recorder.barrier()
             recorder.timestamp(i + 1)
         recorder.end()
+        keep_busy(device, lambda: device.submit([recorder]))
         device.wait(device.submit([recorder]))
         times = device.read_timestamps(recorder)
     finally:
@@ -135,9 +138,10 @@ def write_trace(profiles: Sequence[Profile], path: str | os.PathLike[str]) -> No
     Path(path).write_text(json.dumps({"traceEvents": events}), encoding="utf-8")
 
 
-def _timed(llm: LLM, kind: str, rows: int, depth: int, progress: Progress) -> Profile:
-    """Run the newest call of a bucket again, timed; its session must still be open."""
+def _timed(llm: LLM, kind: str, rows: int, session: Session, progress: Progress) -> Profile:
+    """Run the newest call of a bucket, which was the session's last, again, timed."""
     engine = llm.engine
+    again = [("batch.rows", 0, _step_record(session))] if kind == "batch" else []
     bucket = engine.plan.buckets[kind, rows]
     programs = [bucket.body, bucket.tails["argmax"]]
     recorders = record_timed(
@@ -148,11 +152,16 @@ def _timed(llm: LLM, kind: str, rows: int, depth: int, progress: Progress) -> Pr
         engine.pacer.segment(kind, SEGMENT_DISPATCHES),
     )
     dispatches = [d for program in programs for d in program.dispatches]
+
+    def submit() -> int:
+        return engine.submit(again, recorders)
+
     progress.start(f"timing {kind} {rows}", REPEATS)
     try:
+        keep_busy(engine.device, submit)
         runs = []
         for _ in range(REPEATS):
-            engine.wait(engine.submit([], recorders))
+            engine.wait(submit())
             stamps = [engine.device.read_timestamps(recorder) for recorder in recorders]
             runs.append([b - a for times in stamps for a, b in pairwise(times)])
             progress.advance()
@@ -164,13 +173,26 @@ def _timed(llm: LLM, kind: str, rows: int, depth: int, progress: Progress) -> Pr
     starts = [0, *accumulate(spans)]
     return Profile(
         call=f"{kind} {rows}",
-        depth=depth,
+        depth=session.position,
         milliseconds=sum(spans) / 1e6,
         kernels=_by_kernel(dispatches, spans),
         events=tuple(
             (d.kernel, d.node, float(at), float(span))
             for d, at, span in zip(dispatches, starts, spans, strict=False)
         ),
+    )
+
+
+def _step_record(session: Session) -> bytes:
+    """The row record of the session's last step, which every run of that step moves on."""
+    engine = session.engine
+    return chunk_bytes(
+        session.ids[-1:],
+        1,
+        position=session.position - 1,
+        slot=session.slot,
+        limit=engine.context + 1,
+        emitted={0: engine.emitted.next_number("batch", 0)},
     )
 
 

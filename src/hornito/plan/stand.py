@@ -25,6 +25,7 @@ from hornito.ops.base import (
 from hornito.plan.plan import RING, KvKind, Plan
 from hornito.plan.recording import Pipelines, push_bytes
 from hornito.plan.units import Unit
+from hornito.vk.timing import WAIT_SECONDS, keep_busy
 
 if TYPE_CHECKING:
     from hornito.vk.device import Device
@@ -39,8 +40,8 @@ DATA = ("random", "edge rows", "integers", "outliers", "zeros")
 POISON = 0x7FC0BEEF
 """A NaN: what lies where results go."""
 
-RUN_SECONDS = 60.0
-"""A run that takes longer counts as a lost device."""
+BATCH_NANOSECONDS, BATCH_RUNS = 1_000_000, 64
+"""GPU time of one submission that keeps the device busy, and the most runs in it."""
 
 _NOISE = 65521  # numbers of a block: a prime, so that rows do not repeat
 _BLOCK_BYTES = 1 << 18
@@ -203,7 +204,7 @@ class Stand:
 
     def _run(self, recorder: Recorder) -> None:
         self.take_turn()
-        self.device.wait(self.device.submit([recorder]), timeout_s=RUN_SECONDS)
+        self.device.wait(self.device.submit([recorder]), timeout_s=WAIT_SECONDS)
 
     def _block(self, name: str, data: str) -> int | None:
         """Which block of numbers a place is filled with; None for zeros."""
@@ -339,12 +340,12 @@ class Stand:
     ) -> list[int]:
         """GPU time of each of `repeats` runs, with a barrier between any two dispatches.
 
-        Every run is a submission of its own, so that none lasts longer than it must.
+        Every run is a submission of its own, so that none lasts longer than it must. A first run
+        does not count, nor do those that keep a GPU busy until its clock is up.
         """
         self.prepare(unit, layout, [dispatches], DATA[0])
         work = self._hold("work", layout.total)
         recorder = self.device.command_buffer("timing")
-        found = []
         try:
             recorder.timestamp(0)
             for dispatch in dispatches:
@@ -352,13 +353,28 @@ class Stand:
                 recorder.barrier()
             recorder.timestamp(1)
             recorder.end()
-            for _ in range(repeats):
-                self._run(recorder)
-                begin, end = self.device.read_timestamps(recorder)
-                found.append(end - begin)
+            batch = [recorder] * _runs_of(BATCH_NANOSECONDS, self._timed(recorder))
+
+            def submit() -> int:
+                self.take_turn()
+                return self.device.submit(batch)
+
+            keep_busy(self.device, submit)
+            found = [self._timed(recorder) for _ in range(repeats)]
         finally:
             recorder.free()
         return found
+
+    def _timed(self, recorder: Recorder) -> int:
+        """Nanoseconds between the two timestamps of a run."""
+        self._run(recorder)
+        begin, end = self.device.read_timestamps(recorder)
+        return end - begin
+
+
+def _runs_of(nanoseconds: int, run: int) -> int:
+    """How many runs last so long, from 1 to `BATCH_RUNS`."""
+    return min(BATCH_RUNS, max(1, nanoseconds // max(1, run)))
 
 
 def _copy(buffer: Buffer, size: int) -> bytes:

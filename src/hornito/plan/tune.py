@@ -1,8 +1,9 @@
 """Tuning: which variant of a kernel is the fastest at the plan's shapes, by measurement.
 
-Variants are timed on the device with the model's own weights, with a barrier between repetitions.
-One displaces the default only where its median is 3 % better. Winners are kept on disk for the
-device, its driver and the SPIR-V of all variants that took part (`hornito.plan.records`).
+Variants are timed on the device with the model's own weights, with a barrier between repetitions,
+each behind work of its own that raises the device's clock. One displaces the default only where its
+median is 3 % better. Winners are kept on disk for the device, its driver and the SPIR-V of all
+variants that took part (`hornito.plan.records`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MARGIN = 0.03
 """Part by which a variant must be faster than the default to take its place."""
 
 REPEATS = 9
-"""Timed runs of a variant, of which the median counts; the first is not among them."""
+"""Timed runs of a variant, of which the median counts."""
 
 BATCH_NODES, CHUNK_NODES = 24, 4
 """Nodes of the same shapes that one run launches, one after another: each has weights of its own,
@@ -100,7 +101,6 @@ def _race(stand: Stand, unit: Unit, key: str, plans: list[Plan]) -> Winner:
         layout = stand.layout(unit, dispatches)
         stand.plan = plans[index]
         try:
-            stand.nanoseconds(unit, layout, dispatches, 1)
             measured = stand.nanoseconds(unit, layout, dispatches, REPEATS)
         except DeviceLostError:
             raise
