@@ -69,6 +69,8 @@ def models(arguments: argparse.Namespace) -> tuple[Path, Path]:
     shape, weights, out = arguments.shape, arguments.weights, arguments.out
     package = out / f"{shape}-{weights}.vxm"
     gguf = arguments.gguf or out / f"{shape}-{TYPES[weights]}.gguf"
+    if arguments.gguf and not gguf.exists():
+        raise UsageError(f"--gguf {gguf}: no such file")
     if not package.exists():
         with told(f"made {package}"):
             write_random_model(shape, package, weights=weights, context=CONTEXT)
@@ -80,7 +82,9 @@ def models(arguments: argparse.Namespace) -> tuple[Path, Path]:
 
 
 @contextmanager
-def serving(arguments: argparse.Namespace, gguf: Path, context: int) -> Iterator[Server | None]:
+def serving(
+    arguments: argparse.Namespace, gguf: Path, context: int, log: Path
+) -> Iterator[Server | None]:
     """The peer's server while it starts and later, when there is a peer."""
     if not arguments.peer:
         yield None
@@ -88,7 +92,7 @@ def serving(arguments: argparse.Namespace, gguf: Path, context: int) -> Iterator
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-    server = Server(arguments.peer, gguf, port, context=context)
+    server = Server(arguments.peer, gguf, port, log, context=context)
     try:
         yield server
     finally:
@@ -115,7 +119,7 @@ def run(arguments: argparse.Namespace, more: list[str]) -> None:
     for pattern in ("peer-*.json", "hornito-*.json"):
         for old in folder.glob(pattern):
             old.unlink()
-    with serving(arguments, gguf, loading.context) as server:
+    with serving(arguments, gguf, loading.context, folder / "peer.log") as server:
         if server is not None and loading.tune:  # kernels are timed: nobody else may load
             server.wait_until_ready()
         began = time.perf_counter()

@@ -42,28 +42,37 @@ class Row:
 
 
 class Server:
-    """llama-server on loopback, until `stop`."""
+    """llama-server on loopback, until `stop`; what it prints goes to `log`."""
 
     def __init__(
-        self, folder: Path, model: Path, port: int, flags: Sequence[str] = (), context: int = 8192
+        self,
+        folder: Path,
+        model: Path,
+        port: int,
+        log: Path,
+        flags: Sequence[str] = (),
+        context: int = 8192,
     ) -> None:
         self._base = f"http://127.0.0.1:{port}"
         libraries = f"{folder}:{os.environ.get('LD_LIBRARY_PATH', '')}"
         command = [str(folder / "llama-server"), "-m", str(model), "-ngl", "99"]
         command += ["-c", str(context), "-np", "1", "--host", "127.0.0.1", "--port", str(port)]
-        self._process = subprocess.Popen(
-            [*command, "--no-warmup", *flags],
-            env={**os.environ, "LD_LIBRARY_PATH": libraries},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        self._log = log
+        with log.open("wb") as file:
+            self._process = subprocess.Popen(
+                [*command, "--no-warmup", *flags],
+                env={**os.environ, "LD_LIBRARY_PATH": libraries},
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
 
     def wait_until_ready(self) -> None:
         """Raise RuntimeError when it ends or takes too long."""
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise RuntimeError(f"llama-server ended with {self._process.returncode}")
+                said = self._log.read_text(encoding="utf-8", errors="replace")[-1000:]
+                raise RuntimeError(f"llama-server ended with {self._process.returncode}: {said}")
             with (
                 contextlib.suppress(OSError),
                 urllib.request.urlopen(f"{self._base}/health", timeout=2) as reply,
@@ -71,7 +80,7 @@ class Server:
                 if json.load(reply).get("status") == "ok":
                     return
             time.sleep(0.1)
-        raise RuntimeError(f"llama-server was not ready in {READY_SECONDS} s")
+        raise RuntimeError(f"llama-server was not ready in {READY_SECONDS} s; see {self._log}")
 
     def complete(self, prompt: Sequence[int], tokens: int) -> dict[str, float]:
         """The server's own timings of one greedy completion."""
@@ -121,9 +130,7 @@ def measure(
     rng = random.Random(seed)
 
     def complete(prompt_tokens: int, new_tokens: int) -> dict[str, float]:
-        return server.complete(
-            [rng.randrange(300, 40000) for _ in range(prompt_tokens)], new_tokens
-        )
+        return server.complete([rng.randrange(300, 3000) for _ in range(prompt_tokens)], new_tokens)
 
     rows = []
     for case in cases:
@@ -169,7 +176,8 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=8081)
     arguments = parser.parse_args()
     cases = cases_of(arguments.p, arguments.n, arguments.d)
-    server = Server(arguments.bin_dir, arguments.model, arguments.port, arguments.flags)
+    log = arguments.out.with_suffix(".log")
+    server = Server(arguments.bin_dir, arguments.model, arguments.port, log, arguments.flags)
     try:
         server.wait_until_ready()
         rows = measure(server, cases, arguments.r, WARM_SECONDS)

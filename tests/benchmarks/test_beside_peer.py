@@ -106,5 +106,13 @@ def test_without_a_peer(tmp_path: Path, kernels: None) -> None:
     assert "| work | Hornito | GB/s |" in run.stdout
     wrong = beside(tmp_path, "--peer", "nowhere", "-d", "0")
     assert wrong.returncode == 2 and "no prompt of 0 tokens" in wrong.stderr
+    (tmp_path / "llama-server").write_text("#!/bin/sh\necho no such device; exit 3\n")
+    (tmp_path / "llama-server").chmod(0o755)
+    broken = ["--peer", str(tmp_path), "--gguf", str(tmp_path / "model.gguf"), *SHORT]
+    wrong = beside(tmp_path, *broken)
+    assert wrong.returncode == 2 and "model.gguf: no such file" in wrong.stderr
+    (tmp_path / "model.gguf").touch()
+    wrong = beside(tmp_path, *broken)
+    assert wrong.returncode == 1 and "llama-server ended with 3: no such device" in wrong.stderr
     wrong = beside(tmp_path, "--context", "4000")
     assert wrong.returncode == 2 and "the longest row needs 4160 positions" in wrong.stderr
