@@ -79,9 +79,8 @@ def device_class(caps: Caps, name: str) -> Caps:
 
     `software` is a CPU driver with subgroups, `plain` one without, `gpu` hardware with the device's
     own subgroups, `dot_gpu` such with fast integer dot products, `bare_gpu` one without subgroups,
-    `matrix_gpu` hardware with subgroups of 32 and
-    cooperative matrices, and `small_grid` hardware that allows few
-    workgroups.
+    `matrix_gpu` one with subgroups of 32 and cooperative matrices, and `small_grid` one that allows
+    few workgroups.
     """
     none = {
         "subgroup_size": 1,
@@ -93,7 +92,9 @@ def device_class(caps: Caps, name: str) -> Caps:
     if name == "gpu":
         return replace(caps, device_kind="discrete", has_fast_dot_product=False)
     if name == "dot_gpu":
-        return replace(caps, device_kind="discrete", has_fast_dot_product=caps.has_dot_product)
+        shared = max(32768, caps.shared_memory_bytes)
+        fast = {"has_fast_dot_product": True, "shared_memory_bytes": shared}
+        return replace(caps, device_kind="discrete", **fast)
     if name == "small_grid":
         return replace(caps, device_kind="discrete", max_workgroup_count=(20, 65535, 65535))
     if name == "matrix_gpu":

@@ -54,6 +54,8 @@ CAPABILITIES = {
     4448: "StorageBuffer8BitAccess",
     5345: "VulkanMemoryModel",
     5347: "PhysicalStorageBufferAddresses",
+    6018: "DotProductInput4x8BitPacked",
+    6019: "DotProduct",
     6022: "CooperativeMatrixKHR",
 }
 

@@ -87,7 +87,7 @@ def test_every_geometry(bench: Bench, k: int, gated: bool) -> None:
     )
     expected = call.expected()["y"]
     for lanes, outs in ((16, 2), (64, 2), (32, 4), (16, 8)):
-        geometry = Geometry(lanes, outs, "digits")
+        geometry = Geometry(lanes, outs, digits=True)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gemv, "usual_geometries", lambda *_, taken=geometry: [taken])
             outcome = bench.run(call, repeats=2)

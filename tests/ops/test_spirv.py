@@ -11,7 +11,7 @@ import pytest
 
 from hornito.diag.divergence import Operands, comparison
 from hornito.graph.graph import Graph
-from hornito.ops import linear
+from hornito.ops import gemv, linear
 from hornito.ops.base import Dispatch, Operand, Push, Tail
 from hornito.ops.kernels import kernel_names, load_spirv
 from hornito.vk import api
@@ -28,6 +28,7 @@ BASELINE = {"Shader", "PhysicalStorageBufferAddresses"}
 SUBGROUP = {
     "software": {"GroupNonUniform", "GroupNonUniformBallot"},
     "gpu": {"GroupNonUniform", "GroupNonUniformShuffle"},
+    "dot_gpu": {"DotProduct", "DotProductInput4x8BitPacked"},
     "matrix_gpu": {
         "GroupNonUniform",
         "GroupNonUniformShuffle",
@@ -36,7 +37,7 @@ SUBGROUP = {
         "CooperativeMatrixKHR",
     },
 }
-SHARED_LIMIT, MATRIX_SHARED_LIMIT = 16 * 1024, 48 * 1024
+SHARED_LIMIT, DOT_SHARED_LIMIT, MATRIX_SHARED_LIMIT = 16 * 1024, 32 * 1024, 48 * 1024
 
 
 def small_caps() -> Caps:
@@ -123,7 +124,7 @@ def dispatches() -> tuple[Dispatch, ...]:
     for call in calls():
         found += lower(call, small_caps()).dispatches
     found += tensor_cases.dispatches(small_caps())
-    return (*found, *large_tiles(), *comparison_of_logits())
+    return (*found, *large_tiles(), *digits(), *comparison_of_logits())
 
 
 def large_tiles() -> list[Dispatch]:
@@ -136,6 +137,24 @@ def large_tiles() -> list[Dispatch]:
                 call = Call(graph=graph, rows=rows_of(range(64)), device="gpu")
                 found += lower(call, small_caps()).dispatches
     return found
+
+
+def dot_calls() -> list[Call]:
+    """One row where integer dot products are fast."""
+    one = rows_of([0])
+    graphs = (cases.linear(24, 32, "int8"), cases.gated_linear(24, 32, "int8"))
+    found = [Call(graph=graph, rows=one, device="dot_gpu") for graph in graphs]
+    for half in (False, True):
+        graph, pool = cases.qkv_append(2, 1, 8, 4, 32, "int8"), KvPool(1, 8, half=half)
+        found.append(Call(graph=graph, rows=one, kv=pool, device="dot_gpu"))
+    return found
+
+
+def digits() -> list[Dispatch]:
+    """What those launch whose matrix is large, without a large matrix."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gemv, "DIGIT_WEIGHTS", 0)
+        return [d for call in dot_calls() for d in lower(call, small_caps()).dispatches]
 
 
 def comparison_of_logits() -> list[Dispatch]:
@@ -171,8 +190,9 @@ def check_kernel(name: str) -> None:
     assert module.capabilities <= BASELINE.union(*SUBGROUP.values()), name
     x, y, z = module.local_size
     matrices = "CooperativeMatrixKHR" in module.capabilities
-    assert x in ((128, 512) if matrices else (8, 64, 128)) and (y, z) == (1, 1), name
-    limit = MATRIX_SHARED_LIMIT if matrices else SHARED_LIMIT
+    assert x in ((128, 256, 512) if matrices else (8, 64, 128)) and (y, z) == (1, 1), name
+    dots = DOT_SHARED_LIMIT if "DotProduct" in module.capabilities else SHARED_LIMIT
+    limit = MATRIX_SHARED_LIMIT if matrices else dots
     assert module.shared_bytes <= limit, f"{name}: {module.shared_bytes} bytes shared"
     halves = {16} if matrices else set()
     assert module.float_widths <= {32} | halves, f"{name}: floats of {module.float_widths} bits"
@@ -191,7 +211,7 @@ def test_kernels_need_no_more_than_their_device_offers() -> None:
 def test_c5_more_shared_memory_than_every_device_has_is_asked_for() -> None:
     """Kernels beyond 16 KiB are offered only to devices that have as much as they use."""
     seen = set()
-    for call in calls():
+    for call in (*calls(), *dot_calls()):
         for site in lower(call, small_caps()).sites:
             for variant in site.admitted:
                 shared = parse(load_spirv(variant.kernel)).shared_bytes

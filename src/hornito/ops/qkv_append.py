@@ -99,7 +99,7 @@ def _variants(node: Node, low: Lowering, args: LinearArgs) -> list[Variant]:
                 geometry.kernel(name),
                 geometry.spec(args),
                 (ceil_div(pairs, geometry.rows // 2), 1, 1),
-                geometry.needs(args.k),
+                geometry.needs,
                 optional=geometry not in usual,
             )
             for geometry in dict.fromkeys((*usual, *all_geometries(args)))

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from hornito.graph.reference import ReferenceState
     from hornito.ops.base import Array, Lowering
 
-_NOT_OPS = {"attributes", "base", "registry", "kernels", "matrices", "sampling", "variants"}
+_NOT_OPS = {
+    *("attributes", "base", "gemv", "registry", "kernels", "matrices", "sampling", "variants"),
+}
 
 
 class OpModule(Protocol):

@@ -17,9 +17,9 @@ layout(constant_id = 10) const uint NORM = 0u;
 shared float tree[128 * 9];
 const uint SQUARES = 128u * 8u;
 
-// [row of x * OUTS + weight row], and [row of x]; of this thread.
-float sum[ROWS * OUTS];
-float square[ROWS];
+// [row of x * OUTS + weight row], and [row of x]; of this thread. OUTS is 8 for one row only.
+float sum[16];
+float square[4];
 
 #ifdef DIGITS
 #include "gemv_digits.glsl"
@@ -29,20 +29,26 @@ float square[ROWS];
 
 #ifdef WEIGHT_Q
 // Two outliers of each weight row, and their columns of x.
-uint outliers[OUTS];
+uint outliers[8];
 uvec2 outlier_columns;
 
 // Those from 2 * i on, or the last ones.
-void fetch_outliers(Matrix m, uint weight[OUTS], uint i) {
+void fetch_outliers(Matrix m, uint weight[8], uint i) {
   i = min(i, OUTLIERS / 2u - 1u);
   [[unroll]] for (uint o = 0u; o < OUTS; ++o) outliers[o] = load_outliers2(m, weight[o], i);
   outlier_columns = load_outlier_columns2(m, i);
+}
+
+// A number of row r of x, times the norm's weight.
+float x_at(Floats x, Floats norm, uint k, uint r, uint column) {
+  float v = load_float(x, r * k + column);
+  return NORM == 1u ? v * load_float(norm, column) : v;
 }
 #endif
 
 // Adds up this thread's part of the sums of the weight rows `weight[0 .. OUTS)` with ROWS rows of x from
 // row0 on.
-void sum_rows(Floats x, Floats norm, Matrix m, uint row0, uint weight[OUTS]) {
+void sum_rows(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
   uint lane = gl_LocalInvocationID.x % LANES;
   [[unroll]] for (uint i = 0u; i < ROWS * OUTS; ++i) sum[i] = 0.0;
   [[unroll]] for (uint i = 0u; i < ROWS; ++i) square[i] = 0.0;
@@ -68,7 +74,7 @@ void sum_rows(Floats x, Floats norm, Matrix m, uint row0, uint weight[OUTS]) {
 #endif
   } else {
     for (uint i = lane; i < m.k; i += LANES) {
-      float w[OUTS];
+      float w[8];
       [[unroll]] for (uint o = 0u; o < OUTS; ++o) w[o] = load_weight(m, weight[o], i);
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
         float v = load_float(x, (row0 + r) * m.k + i);
@@ -81,9 +87,6 @@ void sum_rows(Floats x, Floats norm, Matrix m, uint row0, uint weight[OUTS]) {
     }
   }
 }
-
-// Threads that a square of x is added up over: all, where each loads another part of a row.
-const uint SQUARE_LANES = SHARED_SQUARES ? 128u : LANES;
 
 // Joins the threads' sums of row r of x. Every thread of the workgroup must call it; the sums are then
 // at tree[o * 128 + first thread of the lanes].
@@ -104,8 +107,7 @@ void join_row(uint r) {
 
 // The factor of the row that was joined, of the lanes that begin at thread `first`.
 float norm_factor(uint first, uint k, float eps) {
-  uint at = SHARED_SQUARES ? SQUARES : SQUARES + first;
-  return NORM == 1u ? inversesqrt(tree[at] / float(k) + eps) : 1.0;
+  return NORM == 1u ? inversesqrt(tree[SQUARES + first / SQUARE_LANES * SQUARE_LANES] / float(k) + eps) : 1.0;
 }
 
 #endif

@@ -1,14 +1,14 @@
 // The sums of gemv.glsl for one row of x and weights of 4 or 8 bits, by integer dot products: x goes
 // through shared memory as fixed-point numbers of three signed bytes with a scale for every 32 columns,
-// which keeps it to 2^-24 of the greatest of them, as fp32 would. Needs rows of whole chunks of 32 columns,
-// groups of at least as many, and LANES * DEEP dividing PIECE.
+// which keeps it to 2^-24 of the greatest of them, as fp32 would. Needs rows of whole chunks of 32 columns
+// and groups of at least as many.
 #ifndef HORNITO_GEMV_DIGITS
 #define HORNITO_GEMV_DIGITS
 
 #extension GL_EXT_spirv_intrinsics : require
 
-// Chunks of x that lie in shared memory at a time.
-layout(constant_id = 12) const uint PIECE = 128u;
+// Chunks of x that lie in shared memory at a time; a multiple of DEEP * LANES.
+const uint PIECE = 128u;
 
 // The dot product of four signed bytes with four others; `packed` is 0.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
@@ -25,8 +25,8 @@ shared vec2 chunk_scale[PIECE];
 const float MOST = 8355000.0;  // three digits of 127 are 8355711; the quotients are rounded
 const uint DEEP = OUTS >= 8u ? 1u : 2u;
 
-// Every thread has squares of another part of the row.
-const bool SHARED_SQUARES = true;
+// Threads that have squares of different parts of a row.
+const uint SQUARE_LANES = 128u;
 
 // Eight columns of x from 8 * i8 on, times the norm's weight; returns the sum of their own squares.
 float load_columns(Floats x, Floats norm, uint i8, out vec4 a, out vec4 b) {
@@ -124,19 +124,13 @@ float dot_chunk(uvec4 raw, uvec4 more, uvec4 x[6], vec2 x_scale, vec2 scale) {
   return fma(sum * x_scale.x, scale.x, x_scale.y * scale.y);
 }
 
-// A number of row r of x, times the norm's weight.
-float x_at(Floats x, Floats norm, uint k, uint r, uint column) {
-  float v = load_float(x, r * k + column);
-  return NORM == 1u ? v * load_float(norm, column) : v;
-}
-
-void sum_chunks(Floats x, Floats norm, Matrix m, uint row0, uint weight[OUTS]) {
+void sum_chunks(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
   uint lane = gl_LocalInvocationID.x % LANES;
   uint chunks = m.k / 32u;
   for (uint c0 = 0u; c0 < chunks; c0 += DEEP * LANES) {
-    uvec4 raw[DEEP * OUTS];
-    uvec4 more[DEEP * OUTS];
-    vec2 scale[DEEP * OUTS];
+    uvec4 raw[8];
+    uvec4 more[8];
+    vec2 scale[8];
     [[unroll]] for (uint j = 0u; j < DEEP * OUTS; ++j) {
       uint c = min(c0 + lane + j / OUTS * LANES, chunks - 1u);
       load_chunk32(m, weight[j % OUTS], c, raw[j], more[j], scale[j]);

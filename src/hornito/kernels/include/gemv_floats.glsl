@@ -1,24 +1,15 @@
-// The sums of gemv.glsl in floats, for every storage type. With STAGED (one row of x), x goes through
-// shared memory first, where lanes find it side by side: a lane's chunk of x is 64 bytes, so that loads
-// of it from memory touch many lines.
+// The sums of gemv.glsl in floats, for every storage type.
 #ifndef HORNITO_GEMV_FLOATS
 #define HORNITO_GEMV_FLOATS
 
 #ifdef WEIGHT_Q
 const uint VECTORS = 4u;  // of x, for a chunk of weights
-// Vectors between the parts of x in `stage`, at least the chunks of a row; 2 modulo 8, for the banks. 0
-// without staging.
-layout(constant_id = 12) const uint STAGED = 0u;
-// x: vector e of chunk c at [e * STAGED + c].
-const uint STAGE_SIZE = STAGED == 0u ? 1u : 4u * STAGED;
-shared vec4 stage[STAGE_SIZE];
 #else
 const uint VECTORS = 2u;
-const uint STAGED = 0u;
 #endif
 
-// Whether every thread has squares of another part of the row, not only those of a group of LANES.
-const bool SHARED_SQUARES = STAGED > 0u;
+// Threads that have squares of different parts of a row.
+const uint SQUARE_LANES = LANES;
 
 // A chunk of a row's weights as it lies in memory: sixteen of them where weights are quantised, eight
 // elsewhere. `more` is used where a chunk is 32 bytes.
@@ -106,48 +97,20 @@ vec4 chunk_places() {
 }
 #endif
 
-#ifdef WEIGHT_Q
-// Brings the row of x to shared memory, times the norm's weight. Every thread must call it.
-void stage_x(Floats x, Floats norm, uint k) {
-  for (uint f = gl_LocalInvocationID.x; f < k / 4u; f += 128u) {
-    vec4 v = load_float4(x, f);
-    if (NORM == 1u) {
-      square[0] += dot(v, v);
-      v *= load_float4(norm, f);
-    }
-    stage[f % 4u * STAGED + f / 4u] = v;
-  }
-  barrier();
-}
-#endif
-
-// A number of row r of x, times the norm's weight.
-float x_at(Floats x, Floats norm, uint k, uint r, uint column) {
-#ifdef WEIGHT_Q
-  if (STAGED > 0u) return stage[column / 4u % 4u * STAGED + column / 16u][column % 4u];
-#endif
-  float v = load_float(x, r * k + column);
-  return NORM == 1u ? v * load_float(norm, column) : v;
-}
-
-void sum_chunks(Floats x, Floats norm, Matrix m, uint row0, uint weight[OUTS]) {
+void sum_chunks(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
   uint lane = gl_LocalInvocationID.x % LANES;
   uint chunks = m.k / (4u * VECTORS);
   // Several strides of weights are on their way before the first is used.
   const uint DEEP = OUTS >= 8u ? 1u : OUTS == 4u ? 2u : 4u;
   for (uint c0 = 0u; c0 < chunks; c0 += DEEP * LANES) {
     uint i0 = c0 + lane;
-    uvec4 raw[DEEP * OUTS];
-    uvec4 more[DEEP * OUTS];
-    vec2 scale[DEEP * OUTS];
+    uvec4 raw[8];
+    uvec4 more[8];
+    vec2 scale[8];
     [[unroll]] for (uint j = 0u; j < DEEP * OUTS; ++j) {
       uint i = min(i0 + j / OUTS * LANES, chunks - 1u);
       load_chunk(m, weight[j % OUTS], i, raw[j], more[j], scale[j]);
     }
-#ifdef WEIGHT_Q
-    // Behind the first loads of weights, which take longer.
-    if (STAGED > 0u && c0 == 0u) stage_x(x, norm, m.k);
-#endif
     [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
       uint i = i0 + u * LANES;
       if (i >= chunks) break;
@@ -155,15 +118,10 @@ void sum_chunks(Floats x, Floats norm, Matrix m, uint row0, uint weight[OUTS]) {
         vec4 v[VECTORS];
         float all = 0.0;
         [[unroll]] for (uint e = 0u; e < VECTORS; ++e) {
-#ifdef WEIGHT_Q
-          if (STAGED > 0u) v[e] = stage[e * STAGED + i];
-#endif
-          if (STAGED == 0u) {
-            v[e] = load_float4(x, (row0 + r) * (m.k / 4u) + i * VECTORS + e);
-            if (NORM == 1u) {
-              square[r] += dot(v[e], v[e]);
-              v[e] *= load_float4(norm, i * VECTORS + e);
-            }
+          v[e] = load_float4(x, (row0 + r) * (m.k / 4u) + i * VECTORS + e);
+          if (NORM == 1u) {
+            square[r] += dot(v[e], v[e]);
+            v[e] *= load_float4(norm, i * VECTORS + e);
           }
 #ifdef WEIGHT_Q
           all += (v[e].x + v[e].y) + (v[e].z + v[e].w);

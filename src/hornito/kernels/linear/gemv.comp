@@ -15,9 +15,8 @@
 // Push: see linear.glsl.
 // Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 4), 4 WIDE (K is a multiple of 8, or
 // of 16 where weights are quantised), 5 LANES (a power of two, 8 to 128), 6 SOFTCAP, 7 FORMAT, 8 GROUP,
-// 9 OUTLIERS, 10 NORM, 11 OUTS (1, 2, 4 or 8; even with GATED; LANES at least); of q also 12 STAGED
-// (ROWS is 1; shared memory as in ops/linear.py), and of d 12 PIECE (gemv_digits.glsl).
-// Requires: of d integer dot products; ROWS is 1.
+// 9 OUTLIERS, 10 NORM, 11 OUTS (1, 2, 4 or 8; even with GATED; LANES at least; 8 where ROWS is 1).
+// Requires: of d integer dot products; ROWS is 1, LANES 8 to 64 (gemv_digits.glsl).
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -36,7 +35,7 @@ void main() {
   if (row0 >= live) return;
   uint outputs = OUTS / OUTPUT_ROWS;
   uint n0 = (gl_WorkGroupID.x * (128u / LANES) + t / LANES) * outputs;
-  uint weight[OUTS];
+  uint weight[8];
   [[unroll]] for (uint o = 0u; o < OUTS; ++o) {
     weight[o] = weight_row(min(n0 + o / OUTPUT_ROWS, p.n - 1u)) + o % OUTPUT_ROWS;
   }

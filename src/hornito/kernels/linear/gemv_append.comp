@@ -18,8 +18,8 @@
 // [R/2] (or anything with R/2 = 0), q out [T, heads, D]; table stride, layer, heads, kv_heads, D, R/2, K,
 // rows of the bucket, scale of sine and cosine, eps.
 // Specialisation: 0 BIAS, 3 ROWS (1 to 4), 4 WIDE, 5 LANES (a power of two, 8 to 64), 7 FORMAT, 8 GROUP,
-// 9 OUTLIERS, 10 NORM, 11 OUTS (2, 4 or 8); of q also 12 STAGED (ROWS is 1), of d 12 PIECE.
-// Requires: of d integer dot products; ROWS is 1.
+// 9 OUTLIERS, 10 NORM, 11 OUTS (2, 4 or 8; 8 where ROWS is 1).
+// Requires: of d integer dot products; ROWS is 1 (gemv_digits.glsl).
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -112,7 +112,7 @@ void main() {
   uint all_heads = p.heads + 2u * p.kv_heads;
   const uint PAIRS = OUTS / 2u;
   uint pair0 = (gl_WorkGroupID.x * (128u / LANES) + t / LANES) * PAIRS;
-  uint weight[OUTS];
+  uint weight[8];
   [[unroll]] for (uint j = 0u; j < PAIRS; ++j) {
     Pair pair = pair_at(pair0 + j);
     weight[2u * j] = pair.head * p.head_dim + pair.i;
