@@ -23,7 +23,7 @@ UNITS = 132
 JOIN_US, JOIN_BYTES_US = 3.0, 3e6
 """What joining splits costs: a launch, and bytes a microsecond for writing and reading raw sums."""
 
-MOST_OFFERED = 8
+MOST_OFFERED = 6
 """Variants of a product that are offered to be measured."""
 
 
@@ -66,8 +66,8 @@ class Tile:
 TILES = (
     Tile("m32", 32, 64, 64, 128, 0.7),
     Tile("m64", 64, 64, 64, 128, 0.75),
-    Tile("m128", 128, 128, 32, 512, 0.75, alone=True),
-    Tile("m256", 256, 128, 16, 256, 0.8, alone=True),
+    Tile("m128", 128, 128, 32, 256, 0.8, alone=True),
+    Tile("m256", 256, 128, 16, 256, 0.71, alone=True),
 )
 """The variants of coopmat.comp."""
 
