@@ -77,14 +77,11 @@ def calls() -> Iterator[Call]:
         yield matrix_call(cases.linear(24, 16, "fp16"))
         yield matrix_call(cases.gated_linear(24, 16, "fp16"))
         for stored in ("fp16", "int8"):  # tiles by shape; few of them share a long K
-            for rows, n, k in (
-                (64, 24, 4096),
-                (512, 1024, 1024),
-                (1024, 4608, 3584),
-                (1024, 8192, 4096),
-            ):
+            shapes = ((64, 24, 4096), (512, 1024, 1024), (512, 9728, 896), (1024, 8192, 4096))
+            for rows, n, k in shapes:
+                yield matrix_call(cases.linear(n, k, stored, norm=True), rows)
                 yield matrix_call(cases.linear(n, k, stored), rows)
-                yield matrix_call(cases.gated_linear(n // 2, k, stored), rows)
+                yield matrix_call(cases.gated_linear(n // 2, k, stored, norm=True), rows)
         yield Call(graph=cases.embedding(10, 8, dtype), rows=rows_of([0]))
         yield Call(graph=cases.position_embedding(64, 8, dtype), rows=rows_of([0]))
     yield Call(graph=cases.embedding(10, 32, "int8"), rows=rows_of([0]))
