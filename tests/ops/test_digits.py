@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from hornito.ops import gemv
 from hornito.ops.base import Array
 from hornito.ops.gemv import Geometry
+from hornito.ops.variants import Choices
 from hornito.quant.formats import FORMATS, weight_format
 from hornito.quant.planes import unpack
 from ops import cases
-from ops.harness import Bench, Call, assert_close, rows_of
+from ops.harness import Bench, Call, assert_close, lower, rows_of
 from ops.test_linear import product_bound
 from ops.test_quants import WIDTHS, WITH_OUTLIERS, check, stored_matrix
 
@@ -68,11 +71,14 @@ def test_one_hot_activations_find_each_weight(bench: Bench, name: str) -> None:
 
 
 @pytest.mark.parametrize("gated", (False, True))
-@pytest.mark.parametrize("k", (608, 6176))
-def test_every_geometry(bench: Bench, k: int, gated: bool) -> None:
-    """Behind a norm, in one piece and in several."""
-    rng = np.random.default_rng(k)
-    n = 21
+@pytest.mark.parametrize("resident", (2, 400))
+def test_every_geometry(
+    bench: Bench, gated: bool, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a norm, with a workgroup for each tile, and with two that walk over all of them."""
+    monkeypatch.setattr(gemv, "RESIDENT", resident)
+    rng = np.random.default_rng(resident)
+    n, k = 133, 608
     make = cases.gated_linear if gated else cases.linear
     call = Call(
         graph=make(n, k, "int4o8" if gated else "int8", bias=True, norm=True),
@@ -86,12 +92,45 @@ def test_every_geometry(bench: Bench, k: int, gated: bool) -> None:
         device="dot_gpu",
     )
     expected = call.expected()["y"]
-    for lanes, outs in ((16, 2), (64, 2), (32, 4), (16, 8)):
+    for lanes, outs in ((16, 2), (64, 2), (8, 4), (16, 8)):
         geometry = Geometry(lanes, outs, digits=True)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gemv, "usual_geometries", lambda *_, taken=geometry: [taken])
-            outcome = bench.run(call, repeats=2)
+        monkeypatch.setattr(gemv, "digit_geometry", lambda _, taken=geometry: taken)
+        outcome = bench.run(call, repeats=2)
         assert outcome.kernels == ["linear/gemv." + ("gated_d" if gated else "d")]
+        assert_close(outcome.value("y"), expected, 2e-5 * (1 + np.abs(expected)))
+
+
+@pytest.mark.parametrize(("dtype", "gated"), (("int4o16", True), ("int8", False)))
+@pytest.mark.parametrize("resident", (3, 400))
+def test_long_rows_are_split(
+    bench: Bench, dtype: str, gated: bool, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where K does not fit shared memory, workgroups sum parts of it, which join.comp adds up."""
+    monkeypatch.setattr(gemv, "RESIDENT", resident)
+    rng = np.random.default_rng(resident)
+    n, k = 75, 10272
+    rows = 2 * n if gated else n
+    make = cases.gated_linear if gated else cases.linear
+    call = Call(
+        graph=make(n, k, dtype, bias=True),
+        rows=rows_of([0]),
+        inputs={"x": rng.standard_normal((1, k)).astype(np.float32)},
+        weights={
+            "w": rng.standard_normal((rows, k)).astype(np.float32) / np.sqrt(k),
+            "b": rng.standard_normal(rows).astype(np.float32),
+        },
+        device="dot_gpu",
+    )
+    expected = call.expected()["y"]
+    (site,) = lower(call, bench.device.caps).sites
+    assert not site.taken.kernel.endswith("d")  # it takes a launch more, so it is to be measured
+    letter = "gated_d" if gated else "d"
+    for start in (f"linear/gemv.{letter}[3=1,4=1,5={lanes}," for lanes in (16, 64)):
+        name = next(v.name for v in site.admitted if v.name.startswith(start))
+        assert name.endswith("12=3]")
+        outcome = bench.run(replace(call, choices=Choices(winners={site.key: name})), repeats=2)
+        join = "linear/join." + ("gated" if gated else "default")
+        assert outcome.kernels == [f"linear/gemv.{letter}", join]
         assert_close(outcome.value("y"), expected, 2e-5 * (1 + np.abs(expected)))
 
 

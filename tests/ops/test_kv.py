@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from hornito.graph.reference import ReferenceState
-from hornito.ops import qkv_append
 from hornito.ops.base import Array
-from hornito.ops.gemv import Geometry
+from hornito.ops.variants import Choices
 from ops import cases
-from ops.harness import Bench, Call, Outcome, assert_close, rows_of
+from ops.harness import Bench, Call, Outcome, assert_close, lower, rows_of
 from ops.kv_pool import KvPool, to_half
 
 pytestmark = pytest.mark.gpu
@@ -475,21 +474,24 @@ def test_every_qkv_append_variant(bench: Bench, half: bool) -> None:
         table_stride=5,
         device="dot_gpu",
     )
-    for geometry in (
-        Geometry(16, 4),
-        Geometry(64, 8),
-        Geometry(32, 2, digits=True),
-        Geometry(16, 4, digits=True),
-        Geometry(32, 8, digits=True),
+    (site,) = lower(call, bench.device.caps).sites
+    names = {v.name for v in site.admitted if not v.plain}
+    dots = bench.device.caps.has_dot_product
+    for outs, lanes, letter in (
+        (4, 16, "q"),
+        (8, 64, "q"),
+        (2, 16, "d"),
+        (4, 16, "d"),
+        (8, 32, "d"),
     ):
-        if geometry.digits and not bench.device.caps.has_dot_product:
+        start = (
+            f"linear/gemv_append.{'kv16' if half else 'kv32'}_{letter}[3=1,4=1,5={lanes},11={outs}"
+        )
+        (name,) = (name for name in names if name.startswith(start))
+        if letter == "d" and not dots:
             continue
-        with pytest.MonkeyPatch.context() as patch:
-            usual = [geometry, Geometry(64, 2)]
-            patch.setattr(qkv_append, "usual_geometries", lambda *_, usual=usual: usual)
-            outcome = bench.run(call)
-        letter = "d" if geometry.digits else "q"
-        assert outcome.kernels == [f"linear/gemv_append.{'kv16' if half else 'kv32'}_{letter}"]
+        outcome = bench.run(replace(call, choices=Choices(winners={site.key: name})))
+        assert outcome.kernels == [name.partition("[")[0]]
         assert outcome.blocks is not None
         changed = (outcome.blocks.data != pool.data) & ~np.isnan(outcome.blocks.data)
         assert int(changed.sum()) == 2 * kv_heads * head_dim

@@ -340,12 +340,9 @@ def test_groups_of_eight_weight_rows(bench: Bench, dtype: str, gated: bool) -> N
         device="gpu",
     )
     expected = call.expected()["y"]
-    for geometry in (
-        Geometry(16, 8),
-        Geometry(128, 8),
-    ):
+    for geometry in (Geometry(16, 8), Geometry(128, 8)):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(gemv, "usual_geometries", lambda *_, taken=geometry: [taken])
+            patch.setattr(gemv, "gemv_geometry", lambda *_, taken=geometry: taken)
             outcome = bench.run(call)
         assert outcome.kernels == ["linear/gemv." + ("gated_q" if gated else "q")]
         assert_close(outcome.value("y"), expected, 2e-5 * (1 + np.abs(expected)))

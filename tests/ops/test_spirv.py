@@ -156,6 +156,7 @@ def digits() -> list[Dispatch]:
     """What those launch whose matrix is large, without a large matrix."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gemv, "DIGIT_WEIGHTS", 0)
+        patch.setattr(gemv, "DIGIT_QKV_WEIGHTS", 0)
         return [d for call in dot_calls() for d in lower(call, small_caps()).dispatches]
 
 

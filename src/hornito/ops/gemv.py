@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,9 @@ from hornito.quant.formats import OUTLIER_NUMBERS, weight_format
 if TYPE_CHECKING:
     from hornito.ops.linear import LinearArgs
 
-NORM, OUTS = 10, 11
+NORM, OUTS, DIGIT_SPLITS = 10, 11, 12
 """Specialisation of kernels/include/gemv.glsl: a norm comes first; weight rows of a group of
-threads."""
+threads; parts of K (gemv_digits.glsl)."""
 
 GEMV_ROWS = 4
 """Up to this many rows a GPU takes the kernel that streams weights once per group of rows."""
@@ -25,17 +25,21 @@ THREADS = 128
 MANY_PRODUCTS = 8192
 """From this many weight rows on, a group takes four of them at a time."""
 
-DIGIT_WEIGHTS = 1 << 22
-"""Weights from which a row of x in digits pays."""
+DIGIT_WEIGHTS, DIGIT_QKV_WEIGHTS = 1 << 22, 1 << 19
+"""Weights from which a row of x in digits pays, and those of q, k and v together."""
 
 HEAD_PRODUCTS = 1 << 16
 """With so many weight rows memory is the limit anyway, and each loads x from a cache."""
 
-GROUPS = 200
-"""Workgroups that fill a discrete GPU, where each brings x to its own shared memory."""
+GROUPS, RESIDENT = 200, 3 * 132
+"""Workgroups that fill a discrete GPU, and those that it holds at a time: each brings x to its own
+shared memory once, and then walks over several tiles of weight rows."""
 
-DIGITS_SHARED = 128 * (6 * 16 + 2 * 16 + 8) + 128 * 9 * 4
-"""Bytes of shared memory of kernels with digits (gemv_digits.glsl)."""
+PIECE = 160
+"""Most chunks of 32 columns that a workgroup has in digits (gemv_digits.glsl)."""
+
+DIGITS_SHARED = PIECE * (6 * 16 + 2 * 16 + 8) + 128 * 9 * 4
+"""Bytes of shared memory of kernels with digits."""
 
 FUSED_NORM = 1 << 24
 """Quantised weights from which a norm is faster in a launch of its own than in each workgroup,
@@ -58,13 +62,22 @@ class Geometry:
 
     @property
     def rows(self) -> int:
-        """Weight rows of a workgroup."""
+        """Weight rows of a tile."""
         return THREADS // self.lanes * self.outs
 
     def spec(self, args: LinearArgs) -> dict[int, int]:
         """The specialisation values."""
         rows = power_of_two(min(args.rows, GEMV_ROWS))
-        return {3: rows, 4: wide_rows(args.k, args.dtype), 5: self.lanes, OUTS: self.outs}
+        own = {3: rows, 4: wide_rows(args.k, args.dtype), 5: self.lanes, OUTS: self.outs}
+        return own | ({DIGIT_SPLITS: digit_splits(args.k)} if self.digits else {})
+
+    def groups(self, args: LinearArgs) -> tuple[int, int, int]:
+        """The grid for one row: a workgroup for each tile, or as many as walk over equally many."""
+        tiles = ceil_div(args.products, self.rows)
+        if not self.digits:
+            return tiles, 1, 1
+        splits = digit_splits(args.k)
+        return ceil_div(tiles, ceil_div(tiles * splits, RESIDENT)), 1, splits
 
     def kernel(self, name: str) -> str:
         """The kernel of a variant's name; that of digits is `d` instead of `q`."""
@@ -79,29 +92,42 @@ class Geometry:
 def gemv_variants(args: LinearArgs, name: str, most_groups: int) -> list[Variant]:
     """The usual geometries first, the others to be measured."""
     least = 2 if args.gated else 1
-    usual = usual_geometries(args, least, most_groups)
+    usual = [gemv_geometry(args.products, args.k, least, most_groups)]
+    # With very many weight rows memory is the limit anyway, and with splits it is to be measured.
+    large = args.products * args.k >= DIGIT_WEIGHTS and args.products < HEAD_PRODUCTS
+    if has_digits(args) and large and digit_splits(args.k) == 1:
+        usual.insert(0, digit_geometry(args))
+    geometries = dict.fromkeys((*usual, *all_geometries(args)))
+    taken = [geometry for geometry in geometries if geometry.outs >= least]
+    return variants(args, f"linear/gemv.{name}", taken, usual)
+
+
+def qkv_variants(args: LinearArgs, name: str) -> list[Variant]:
+    """The same for kernels/linear/gemv_append.comp, whose groups have pairs of weight rows."""
+    usual = [Geometry(64, 2)]
+    whole = has_digits(args) and digit_splits(args.k) == 1
+    if whole and args.products * args.k >= DIGIT_QKV_WEIGHTS:
+        usual.insert(0, digit_geometry(args))
+    geometries = dict.fromkeys((*usual, *all_geometries(args)))
+    taken = [g for g in geometries if g.outs >= 2 and (g.lanes <= 64 or g.outs > 2)]
+    taken = [geometry for geometry in taken if whole or not geometry.digits]
+    return variants(args, f"linear/gemv_append.{name}", taken, usual)
+
+
+def variants(
+    args: LinearArgs, kernel: str, geometries: Iterable[Geometry], usual: Sequence[Geometry]
+) -> list[Variant]:
+    """Geometries as variants of a kernel; those that are not usual are optional."""
     return [
         Variant(
-            geometry.kernel(f"linear/gemv.{name}"),
+            geometry.kernel(kernel),
             geometry.spec(args),
-            (ceil_div(args.products, geometry.rows), 1, 1),
+            geometry.groups(args),
             geometry.needs,
             optional=geometry not in usual,
         )
-        for geometry in dict.fromkeys((*usual, *all_geometries(args)))
-        if geometry.outs >= least
+        for geometry in geometries
     ]
-
-
-def usual_geometries(args: LinearArgs, least_outs: int, most_groups: int) -> list[Geometry]:
-    """What is taken without a measurement, best first: the last one runs on every GPU."""
-    plain = gemv_geometry(args.products, args.k, least_outs, most_groups)
-    weights = args.products * args.k
-    if args.products >= HEAD_PRODUCTS:
-        return [plain]
-    if has_digits(args) and weights >= DIGIT_WEIGHTS:
-        return [_filling(args.products, args.k), plain]
-    return [plain]
 
 
 def all_geometries(args: LinearArgs) -> Iterable[Geometry]:
@@ -112,20 +138,27 @@ def all_geometries(args: LinearArgs) -> Iterable[Geometry]:
             if lanes >= n:
                 yield Geometry(lanes, n)
     if has_digits(args):
-        for lanes, n in ((16, 2), (32, 2), (64, 2), (16, 4), (32, 4), (64, 4), (16, 8), (32, 8)):
+        for lanes, n in ((16, 2), (64, 2), (16, 4), (32, 4), (64, 4), (16, 8), (32, 8), (64, 8)):
             yield Geometry(lanes, n, digits=True)
 
 
-def _filling(products: int, k: int) -> Geometry:
-    """With digits: as many weight rows a workgroup as leave enough workgroups, at most 32."""
+def digit_geometry(args: LinearArgs) -> Geometry:
+    """As many weight rows a tile as leave enough workgroups, at most 32; many bytes on their way
+    for each thread: a chunk of 4-bit weights has 16, one of 8 bits 32."""
     rows = 32
-    while rows > 4 and ceil_div(products, rows) < GROUPS:
+    while rows > 4 and ceil_div(args.products, rows) < GROUPS:
         rows //= 2
-    outs = 4 if rows >= 16 else 2
+    most = 4 if weight_format(args.dtype).bits > 6 else 8
+    outs = min(most, rows // 2 if rows < 16 else most)
     lanes = THREADS * outs // rows
-    while lanes > 8 and lanes > k // 32:
+    while lanes > 8 and lanes // 2 >= args.k // 32:
         lanes //= 2
     return Geometry(lanes, outs, digits=True)
+
+
+def digit_splits(k: int) -> int:
+    """Parts of K, each of which fits the shared memory of kernels with digits."""
+    return ceil_div(k, 32 * PIECE)
 
 
 def has_digits(args: LinearArgs) -> bool:
@@ -133,7 +166,8 @@ def has_digits(args: LinearArgs) -> bool:
     chunks of 32."""
     stored = weight_format(args.dtype)
     integers = stored.number in OUTLIER_NUMBERS  # int8, int4 and int4m, and blocks like them
-    return args.rows == 1 and integers and args.k % 32 == 0 and stored.group % 32 == 0
+    whole = args.k % 32 == 0 and stored.group % 32 == 0
+    return args.rows == 1 and integers and whole and not (args.norm and digit_splits(args.k) > 1)
 
 
 def gemv_geometry(products: int, k: int, least_outs: int, most_groups: int) -> Geometry:

@@ -192,7 +192,8 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
     if splits == 1:
         _emit(node, low, args, chosen, spec)
         return
-    padded = chosen.groups[1] * tile_of(chosen.kernel).rows
+    gemv = chosen.kernel.startswith("linear/gemv.")
+    padded = 1 if gemv else chosen.groups[1] * tile_of(chosen.kernel).rows
     sums = low.scratch(node, "sums", splits * padded * args.products * 4)
     parts = replace(args, result=sums, bias=None, residual=None)
     _emit(node, low, parts, chosen, spec)

@@ -15,8 +15,8 @@ from hornito.errors import FormatError
 from hornito.graph.graph import Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.ops import rope_append
-from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
-from hornito.ops.gemv import GEMV_ROWS, NORM, Geometry, all_geometries, usual_geometries
+from hornito.ops.base import Array, Lowering, Operand, Push, present
+from hornito.ops.gemv import GEMV_ROWS, NORM, qkv_variants
 from hornito.ops.linear import (
     LinearArgs,
     check_matrix,
@@ -90,23 +90,7 @@ def _variants(node: Node, low: Lowering, args: LinearArgs) -> list[Variant]:
     apart = Variant(f"rope_append/rotate_append.{suffix}", plain=True)
     if low.caps.device_kind == "software" or args.rows > GEMV_ROWS:
         return [apart]
-    pairs = (node.attr("heads") + 2 * kv.kv_heads) * (kv.head_dim // 2)
-    name = f"linear/gemv_append.{suffix}_{weight_format(args.dtype).variant}"
-    usual = [*usual_geometries(args, 2, args.products)[:-1], Geometry(64, 2)]
-    return [
-        *(
-            Variant(
-                geometry.kernel(name),
-                geometry.spec(args),
-                (ceil_div(pairs, geometry.rows // 2), 1, 1),
-                geometry.needs,
-                optional=geometry not in usual,
-            )
-            for geometry in dict.fromkeys((*usual, *all_geometries(args)))
-            if geometry.outs >= 2 and 8 <= geometry.lanes <= 64
-        ),
-        apart,
-    ]
+    return [*qkv_variants(args, f"{suffix}_{weight_format(args.dtype).variant}"), apart]
 
 
 def _emit(node: Node, low: Lowering, args: LinearArgs, chosen: Variant) -> None:

@@ -22,10 +22,17 @@ float sum[16];
 float square[4];
 
 #ifdef DIGITS
-#include "gemv_digits.glsl"
+const bool JOINS_SQUARES = false;  // they are summed once, where x is staged
+const uint SQUARE_LANES = 128u;
 #else
-#include "gemv_floats.glsl"
+const bool JOINS_SQUARES = NORM == 1u;
+const uint SQUARE_LANES = LANES;
 #endif
+
+// Of the kernel: the weight rows that this thread's group has of a tile, and what becomes of their sums
+// with row r of x, which are at tree[o * 128 + first thread of the group] then. Every thread calls both.
+void tile_rows(uint tile, out uint rows[8]);
+void tile_end(uint tile, uint r);
 
 #ifdef WEIGHT_Q
 // Two outliers of each weight row, and their columns of x.
@@ -44,49 +51,13 @@ float x_at(Floats x, Floats norm, uint k, uint r, uint column) {
   float v = load_float(x, r * k + column);
   return NORM == 1u ? v * load_float(norm, column) : v;
 }
-#endif
 
-// Adds up this thread's part of the sums of the weight rows `weight[0 .. OUTS)` with ROWS rows of x from
-// row0 on.
-void sum_rows(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
-  uint lane = gl_LocalInvocationID.x % LANES;
-  [[unroll]] for (uint i = 0u; i < ROWS * OUTS; ++i) sum[i] = 0.0;
-  [[unroll]] for (uint i = 0u; i < ROWS; ++i) square[i] = 0.0;
-  if (WIDE == 1u) {
-#ifdef WEIGHT_Q
-    // On their way while the rest of the rows is multiplied.
-    if (OUTLIERS > 0u) fetch_outliers(m, weight, lane);
-#endif
-    sum_chunks(x, norm, m, row0, weight);
-#ifdef WEIGHT_Q
-    if (OUTLIERS > 0u) {
-      for (uint i = lane; i < OUTLIERS / 2u; i += LANES) {
-        [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-          vec2 v = vec2(x_at(x, norm, m.k, row0 + r, outlier_columns.x),
-                        x_at(x, norm, m.k, row0 + r, outlier_columns.y));
-          [[unroll]] for (uint o = 0u; o < OUTS; ++o) {
-            sum[r * OUTS + o] += dot(unpackHalf2x16(outliers[o]), v);
-          }
-        }
-        fetch_outliers(m, weight, i + LANES);
-      }
-    }
-#endif
-  } else {
-    for (uint i = lane; i < m.k; i += LANES) {
-      float w[8];
-      [[unroll]] for (uint o = 0u; o < OUTS; ++o) w[o] = load_weight(m, weight[o], i);
-      [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-        float v = load_float(x, (row0 + r) * m.k + i);
-        if (NORM == 1u) {
-          square[r] += v * v;
-          v *= load_float(norm, i);
-        }
-        [[unroll]] for (uint o = 0u; o < OUTS; ++o) sum[r * OUTS + o] += w[o] * v;
-      }
-    }
-  }
+// Adds two outliers of each weight row, times row r of x, to the sums from `to` on.
+void add_outliers(Floats x, Floats norm, uint k, uint r, uint to) {
+  vec2 v = vec2(x_at(x, norm, k, r, outlier_columns.x), x_at(x, norm, k, r, outlier_columns.y));
+  [[unroll]] for (uint o = 0u; o < OUTS; ++o) sum[to + o] += dot(unpackHalf2x16(outliers[o]), v);
 }
+#endif
 
 // Joins the threads' sums of row r of x. Every thread of the workgroup must call it; the sums are then
 // at tree[o * 128 + first thread of the lanes].
@@ -94,20 +65,27 @@ void join_row(uint r) {
   uint t = gl_LocalInvocationID.x;
   barrier();
   [[unroll]] for (uint o = 0u; o < OUTS; ++o) tree[o * 128u + t] = sum[r * OUTS + o];
-  if (NORM == 1u) tree[SQUARES + t] = square[r];
-  for (uint w = (NORM == 1u ? SQUARE_LANES : LANES) / 2u; w > 0u; w >>= 1) {
+  if (JOINS_SQUARES) tree[SQUARES + t] = square[r];
+  for (uint w = LANES / 2u; w > 0u; w >>= 1) {
     barrier();
-    if (w < LANES && t % LANES < w) {
+    if (t % LANES < w) {
       [[unroll]] for (uint o = 0u; o < OUTS; ++o) tree[o * 128u + t] += tree[o * 128u + t + w];
+      if (JOINS_SQUARES) tree[SQUARES + t] += tree[SQUARES + t + w];
     }
-    if (NORM == 1u && t % SQUARE_LANES < w) tree[SQUARES + t] += tree[SQUARES + t + w];
   }
   barrier();
 }
 
 // The factor of the row that was joined, of the lanes that begin at thread `first`.
 float norm_factor(uint first, uint k, float eps) {
-  return NORM == 1u ? inversesqrt(tree[SQUARES + first / SQUARE_LANES * SQUARE_LANES] / float(k) + eps) : 1.0;
+  if (NORM == 0u) return 1.0;
+  return inversesqrt(tree[SQUARES + first / SQUARE_LANES * SQUARE_LANES] / float(k) + eps);
 }
+
+#ifdef DIGITS
+#include "gemv_digits.glsl"
+#else
+#include "gemv_floats.glsl"
+#endif
 
 #endif

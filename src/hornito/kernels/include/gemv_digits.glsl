@@ -1,18 +1,22 @@
 // The sums of gemv.glsl for one row of x and weights of 4 or 8 bits, by integer dot products: x goes
 // through shared memory as fixed-point numbers of three signed bytes with a scale for every 32 columns,
-// which keeps it to 2^-24 of the greatest of them, as fp32 would. Needs rows of whole chunks of 32 columns
-// and groups of at least as many.
+// which keeps it to 2^-24 of the greatest of them, as fp32 would. A workgroup brings x there once and
+// walks over tiles of weight rows, with the next weights on their way while it multiplies. Needs rows of
+// whole chunks of 32 columns and groups of at least as many. With SPLITS, a workgroup sums a part of K
+// alone (z), of at most PIECE chunks.
 #ifndef HORNITO_GEMV_DIGITS
 #define HORNITO_GEMV_DIGITS
 
 #extension GL_EXT_spirv_intrinsics : require
 
-// Chunks of x that lie in shared memory at a time; a multiple of DEEP * LANES.
-const uint PIECE = 128u;
+layout(constant_id = 12) const uint SPLITS = 1u;
 
 // The dot product of four signed bytes with four others; `packed` is 0.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
 int dot_bytes(uint a, uint b, spirv_literal int packed);
+
+// Most chunks of x in shared memory.
+const uint PIECE = 160u;
 
 // The digits of a chunk, the highest first, 32 bytes of each: vector e of six of chunk c at
 // [e * PIECE + c]. Those of 4-bit weights lie as nibbles do: of eight columns the even, then the odd.
@@ -23,10 +27,6 @@ shared vec4 total[PIECE];
 shared vec2 chunk_scale[PIECE];
 
 const float MOST = 8355000.0;  // three digits of 127 are 8355711; the quotients are rounded
-const uint DEEP = OUTS >= 8u ? 1u : 2u;
-
-// Threads that have squares of different parts of a row.
-const uint SQUARE_LANES = 128u;
 
 // Eight columns of x from 8 * i8 on, times the norm's weight; returns the sum of their own squares.
 float load_columns(Floats x, Floats norm, uint i8, out vec4 a, out vec4 b) {
@@ -51,13 +51,20 @@ uvec3 split(ivec4 q) {
 
 // Brings chunks c0 to c0 + count - 1 of x to shared memory. Every thread must call it.
 void stage_digits(Floats x, Floats norm, uint c0, uint count) {
-  barrier();
   for (uint i = gl_LocalInvocationID.x; i < 4u * count; i += 128u) {
     vec4 a, b;
     square[0] += load_columns(x, norm, 4u * c0 + i, a, b);
     vec4 m = max(abs(a), abs(b));
     greatest[i / 4u][i % 4u] = max(max(m.x, m.y), max(m.z, m.w));
     total[i / 4u][i % 4u] = ((a.x + b.x) + (a.y + b.y)) + ((a.z + b.z) + (a.w + b.w));
+  }
+  if (NORM == 1u) {
+    uint t = gl_LocalInvocationID.x;
+    tree[SQUARES + t] = square[0];
+    for (uint w = 64u; w > 0u; w >>= 1) {
+      barrier();
+      if (t < w) tree[SQUARES + t] += tree[SQUARES + t + w];
+    }
   }
   barrier();
   for (uint i = gl_LocalInvocationID.x; i < 4u * count; i += 128u) {
@@ -93,62 +100,96 @@ void stage_digits(Floats x, Floats norm, uint c0, uint count) {
   barrier();
 }
 
-// A chunk of a row's weights as it lies in memory; `more` is used where that is 32 bytes.
-void load_chunk32(Matrix m, uint row, uint c, out uvec4 raw, out uvec4 more, out vec2 scale) {
-  uint at = row * (m.k / 32u) + c;
-  scale = load_scale(m, row, 4u * c);
-  if (FORMAT == INT8) {
-    raw = load_words4(m.at, 2u * at);
-    more = load_words4(m.at, 2u * at + 1u);
-  } else {
-    raw = load_words4(m.at, at);
-    more = uvec4(0u);
+// Two chunks of each weight row on their way, as they lie in memory; `more` is used where one is 32 bytes.
+// Bit o of `odd` says that row o's scale is in the upper half of its word.
+uvec4 raw[2][8];
+uvec4 more[2][8];
+uint scales[2][8];
+uint odd[2];
+
+// Brings chunk c of the rows on its way, as number `to` of the two.
+void fetch_chunk(uint to, Matrix m, uint rows[8], uint c) {
+  odd[to] = 0u;
+  [[unroll]] for (uint o = 0u; o < OUTS; ++o) {
+    uint at = rows[o] * (m.k / 32u) + c;
+    if (FORMAT == INT8) {
+      raw[to][o] = load_words4(m.at, 2u * at);
+      more[to][o] = load_words4(m.at, 2u * at + 1u);
+    } else {
+      raw[to][o] = load_words4(m.at, at);
+    }
+    uint group = rows[o] * (m.k / GROUP) + c / (GROUP / 32u);
+    scales[to][o] = load_scale_word(m, group);
+    odd[to] |= (group & 1u) << o;
   }
 }
 
-// Its product with chunk `c` of the piece, whose digits are `x`.
-float dot_chunk(uvec4 raw, uvec4 more, uvec4 x[6], vec2 x_scale, vec2 scale) {
+// The product of row o's chunk number `from` with a chunk of x: its digits, and its scale and sum.
+float dot_chunk(uint from, uint o, uvec4 x[6], vec2 x_scale) {
   ivec3 dots = ivec3(0);
   [[unroll]] for (uint i = 0u; i < 8u; ++i) {
     uint w;
     if (FORMAT == INT8) {
-      w = i < 4u ? raw[i % 4u] : more[i % 4u];
+      w = i < 4u ? raw[from][o][i % 4u] : more[from][o][i % 4u];
     } else {
-      w = raw[i / 2u] >> (4u * (i % 2u)) & 0x0f0f0f0fu;
+      w = raw[from][o][i / 2u] >> (4u * (i % 2u)) & 0x0f0f0f0fu;
     }
     [[unroll]] for (uint d = 0u; d < 3u; ++d) {
       dots[d] += dot_bytes(w, x[2u * d + i / 4u][i % 4u], 0);
     }
   }
-  float sum = fma(float(dots.x), 65536.0, fma(float(dots.y), 256.0, float(dots.z)));
-  return fma(sum * x_scale.x, scale.x, x_scale.y * scale.y);
+  vec2 scale = plain_scale(scales[from][o], odd[from] >> o & 1u);
+  float all = fma(float(dots.x), 65536.0, fma(float(dots.y), 256.0, float(dots.z)));
+  return fma(all * x_scale.x, scale.x, x_scale.y * scale.y);
 }
 
-void sum_chunks(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
+// Adds the products of chunk number `from` of each row, which is chunk c of those in shared memory.
+void multiply_chunk(uint from, uint c, uint count) {
+  if (c >= count) return;
+  uvec4 x[6];
+  [[unroll]] for (uint e = 0u; e < 6u; ++e) x[e] = digits[e * PIECE + c];
+  vec2 x_scale = chunk_scale[c];
+  [[unroll]] for (uint o = 0u; o < OUTS; ++o) sum[o] += dot_chunk(from, o, x, x_scale);
+}
+
+// Sums tiles 0 to tiles - 1 of weight rows, every gl_NumWorkGroups.x-th of them here, and ends each.
+void run_tiles(Floats x, Floats norm, Matrix m, uint tiles) {
   uint lane = gl_LocalInvocationID.x % LANES;
-  uint chunks = m.k / 32u;
-  for (uint c0 = 0u; c0 < chunks; c0 += DEEP * LANES) {
-    uvec4 raw[8];
-    uvec4 more[8];
-    vec2 scale[8];
-    [[unroll]] for (uint j = 0u; j < DEEP * OUTS; ++j) {
-      uint c = min(c0 + lane + j / OUTS * LANES, chunks - 1u);
-      load_chunk32(m, weight[j % OUTS], c, raw[j], more[j], scale[j]);
-    }
-    // Behind the loads of weights, which take longer.
-    if (c0 % PIECE == 0u) stage_digits(x, norm, c0, min(PIECE, chunks - c0));
-    [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
-      uint c = c0 + lane + u * LANES;
-      if (c >= chunks) break;
-      c %= PIECE;
-      uvec4 d[6];
-      [[unroll]] for (uint e = 0u; e < 6u; ++e) d[e] = digits[e * PIECE + c];
-      vec2 x_scale = chunk_scale[c];
-      [[unroll]] for (uint o = 0u; o < OUTS; ++o) {
-        uint j = u * OUTS + o;
-        sum[o] += dot_chunk(raw[j], more[j], d, x_scale, scale[j]);
+  uint part = (m.k / 32u + SPLITS - 1u) / SPLITS;
+  uint c0 = gl_WorkGroupID.z * part;
+  uint count = min(part, m.k / 32u - c0);
+  uint last = count - 1u;
+  uint rows[8];
+  uint next[8];
+  uint tile = gl_WorkGroupID.x;
+  tile_rows(tile, rows);
+  fetch_chunk(0u, m, rows, c0 + min(lane, last));
+  square[0] = 0.0;
+  stage_digits(x, norm, c0, count);
+  for (; tile < tiles; tile += gl_NumWorkGroups.x) {
+    [[unroll]] for (uint o = 0u; o < OUTS; ++o) sum[o] = 0.0;
+    uint pair = lane + gl_WorkGroupID.z * LANES;
+    if (OUTLIERS > 0u) fetch_outliers(m, rows, pair);
+    // Two turns of the lanes at a time, so that no register is copied while its load is on the way.
+    for (uint s = 0u; s < count; s += 2u * LANES) {
+      bool second = s + LANES < count;
+      if (second) fetch_chunk(1u, m, rows, c0 + min(s + LANES + lane, last));
+      multiply_chunk(0u, s + lane, count);
+      if (s + 2u * LANES < count) {
+        fetch_chunk(0u, m, rows, c0 + min(s + 2u * LANES + lane, last));
+      } else if (tile + gl_NumWorkGroups.x < tiles) {
+        tile_rows(tile + gl_NumWorkGroups.x, next);
+        fetch_chunk(0u, m, next, c0 + min(lane, last));
       }
+      if (second) multiply_chunk(1u, s + LANES + lane, count);
     }
+    for (; pair < OUTLIERS / 2u; pair += SPLITS * LANES) {
+      add_outliers(x, norm, m.k, 0u, 0u);
+      fetch_outliers(m, rows, pair + SPLITS * LANES);
+    }
+    join_row(0u);
+    tile_end(tile, 0u);
+    [[unroll]] for (uint o = 0u; o < OUTS; ++o) rows[o] = next[o];
   }
 }
 

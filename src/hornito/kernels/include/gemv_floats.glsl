@@ -8,9 +8,6 @@ const uint VECTORS = 4u;  // of x, for a chunk of weights
 const uint VECTORS = 2u;
 #endif
 
-// Threads that have squares of different parts of a row.
-const uint SQUARE_LANES = LANES;
-
 // A chunk of a row's weights as it lies in memory: sixteen of them where weights are quantised, eight
 // elsewhere. `more` is used where a chunk is 32 bytes.
 void load_chunk(Matrix m, uint row, uint i, out uvec4 raw, out uvec4 more, out vec2 scale) {
@@ -143,6 +140,52 @@ void sum_chunks(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
         }
       }
     }
+  }
+}
+
+// Rows that are no whole chunks.
+void sum_single(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
+  for (uint i = gl_LocalInvocationID.x % LANES; i < m.k; i += LANES) {
+    float w[8];
+    [[unroll]] for (uint o = 0u; o < OUTS; ++o) w[o] = load_weight(m, weight[o], i);
+    [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+      float v = load_float(x, (row0 + r) * m.k + i);
+      if (NORM == 1u) {
+        square[r] += v * v;
+        v *= load_float(norm, i);
+      }
+      [[unroll]] for (uint o = 0u; o < OUTS; ++o) sum[r * OUTS + o] += w[o] * v;
+    }
+  }
+}
+
+// Sums this workgroup's tile of weight rows with its rows of x, and ends them.
+void run_tiles(Floats x, Floats norm, Matrix m, uint tiles) {
+  uint tile = gl_WorkGroupID.x;
+  uint row0 = gl_WorkGroupID.y * ROWS;
+  uint weight[8];
+  tile_rows(tile, weight);
+  [[unroll]] for (uint i = 0u; i < ROWS * OUTS; ++i) sum[i] = 0.0;
+  [[unroll]] for (uint i = 0u; i < ROWS; ++i) square[i] = 0.0;
+  if (WIDE == 1u) {
+#ifdef WEIGHT_Q
+    // On their way while the rest of the rows is multiplied.
+    uint lane = gl_LocalInvocationID.x % LANES;
+    if (OUTLIERS > 0u) fetch_outliers(m, weight, lane);
+#endif
+    sum_chunks(x, norm, m, row0, weight);
+#ifdef WEIGHT_Q
+    for (uint i = lane; i < OUTLIERS / 2u; i += LANES) {
+      [[unroll]] for (uint r = 0u; r < ROWS; ++r) add_outliers(x, norm, m.k, row0 + r, r * OUTS);
+      fetch_outliers(m, weight, i + LANES);
+    }
+#endif
+  } else {
+    sum_single(x, norm, m, row0, weight);
+  }
+  [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
+    join_row(r);
+    tile_end(tile, row0 + r);
   }
 }
 

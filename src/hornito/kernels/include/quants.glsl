@@ -122,6 +122,17 @@ vec2 load_scale(Matrix m, uint row, uint i8) {
   return vec2(step, FORMAT == INT4 ? -8.0 * step : FORMAT == Q5 ? -16.0 * step : 0.0);
 }
 
+// The word that has the scale of group `group` of a matrix of int8, int4 or int4m, and the scale that a
+// word has: what a number is multiplied with, and what is added; `odd` is the group's lowest bit.
+uint load_scale_word(Matrix m, uint group) {
+  return load_word(m.at, body_words(m) + (FORMAT == INT4M ? group : group >> 1));
+}
+vec2 plain_scale(uint word, uint odd) {
+  if (FORMAT == INT4M) return unpackHalf2x16(word);
+  float step = unpackHalf2x16(word >> (16u * odd)).x;
+  return vec2(step, FORMAT == INT4 ? -8.0 * step : 0.0);
+}
+
 // Where the outliers lie, in words: fp16 [rows, OUTLIERS], and behind it the column of each. Formats
 // that have outliers are int8, int4 and int4m.
 uint outliers_at(Matrix m) {

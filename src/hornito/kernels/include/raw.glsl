@@ -18,7 +18,7 @@ uvec4 decode_raw8(Matrix m, uint row, uint i8, uvec4 raw) { return raw; }
 bool is_outlier8(Matrix m, uint i8) { return OUTLIERS > 0u && i8 >= m.k / 8u; }
 
 // Formats whose integers and scale are taken from raw words: x and y the integers, z the scale's word.
-bool plain_scale() { return FORMAT == INT8 || FORMAT == INT4 || FORMAT == INT4M; }
+bool has_plain_scale() { return FORMAT == INT8 || FORMAT == INT4 || FORMAT == INT4M; }
 
 uvec4 load_raw8(Matrix m, uint row, uint i8) {
   if (is_outlier8(m, i8)) {
@@ -26,10 +26,8 @@ uvec4 load_raw8(Matrix m, uint row, uint i8) {
   }
   uint at = row * (m.k / 8u) + i8;
   if (FORMAT == BF16) return load_words4(m.at, at);
-  if (plain_scale()) {
-    uint base = body_words(m);
-    uint group = row * (m.k / GROUP) + i8 / (GROUP / 8u);
-    uint scale = load_word(m.at, base + (FORMAT == INT4M ? group : group >> 1));
+  if (has_plain_scale()) {
+    uint scale = load_scale_word(m, row * (m.k / GROUP) + i8 / (GROUP / 8u));
     if (FORMAT == INT8) return uvec4(load_words2(m.at, at), scale, 0u);
     return uvec4(load_word(m.at, at), 0u, scale, 0u);
   }
@@ -48,7 +46,7 @@ uvec4 decode_raw8(Matrix m, uint row, uint i8, uvec4 raw) {
     vec4 b = uintBitsToFloat(uvec4(raw.z << 16, raw.z & 0xffff0000u, raw.w << 16, raw.w & 0xffff0000u));
     return pack8(a, b);
   }
-  if (!plain_scale()) {
+  if (!has_plain_scale()) {
     uvec4 x, y;
     nibbles(raw.x, x, y);
     if (has_high_bits()) add_high_bits(raw.y, x, y);

@@ -10,13 +10,14 @@
 // variant: gated_f16 GATED WEIGHT_F16
 // variant: gated_q GATED WEIGHT_Q
 //
-// Geometry: 128 threads = LANES x (128 / LANES) groups of OUTS weight rows (x); ROWS rows of x a
-// workgroup (y).
-// Push: see linear.glsl.
+// Geometry: 128 threads = LANES x (128 / LANES) groups of OUTS weight rows, a tile (x; of d any number of
+// workgroups); ROWS rows of x a workgroup (y); of d splits of K (z).
+// Push: see linear.glsl. With SPLITS, result holds [SPLITS, weight rows] raw sums for join.comp.
 // Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 4), 4 WIDE (K is a multiple of 8, or
 // of 16 where weights are quantised), 5 LANES (a power of two, 8 to 128), 6 SOFTCAP, 7 FORMAT, 8 GROUP,
-// 9 OUTLIERS, 10 NORM, 11 OUTS (1, 2, 4 or 8; even with GATED; LANES at least; 8 where ROWS is 1).
-// Requires: of d integer dot products; ROWS is 1, LANES 8 to 64 (gemv_digits.glsl).
+// 9 OUTLIERS, 10 NORM, 11 OUTS (1, 2, 4 or 8; even with GATED; LANES at least; 8 where ROWS is 1),
+// and of d 12 SPLITS (gemv_digits.glsl).
+// Requires: of d integer dot products; ROWS is 1.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -28,30 +29,46 @@
 
 layout(local_size_x = 128) in;
 
-void main() {
-  uint t = gl_LocalInvocationID.x;
-  uint row0 = gl_WorkGroupID.y * ROWS;
-  uint live = live_rows();
-  if (row0 >= live) return;
-  uint outputs = OUTS / OUTPUT_ROWS;
-  uint n0 = (gl_WorkGroupID.x * (128u / LANES) + t / LANES) * outputs;
-  uint weight[8];
+uint live;  // rows of x
+
+// The first output that this thread's group has of a tile.
+uint first_output(uint tile) {
+  return (tile * (128u / LANES) + gl_LocalInvocationID.x / LANES) * (OUTS / OUTPUT_ROWS);
+}
+
+void tile_rows(uint tile, out uint rows[8]) {
+  uint n = first_output(tile);
   [[unroll]] for (uint o = 0u; o < OUTS; ++o) {
-    weight[o] = weight_row(min(n0 + o / OUTPUT_ROWS, p.n - 1u)) + o % OUTPUT_ROWS;
+    rows[o] = weight_row(min(n + o / OUTPUT_ROWS, p.n - 1u)) + o % OUTPUT_ROWS;
   }
-  sum_rows(p.x, p.norm, matrix(), row0, weight);
-  uint first = t - t % LANES;
-  [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-    join_row(r);
-    uint n = n0 + t % LANES;
-    if (row0 + r < live && t % LANES < outputs && n < p.n) {
-      float factor = norm_factor(first, p.k, p.eps);
-      uint at = t % LANES * OUTPUT_ROWS * 128u + first;
-#ifdef GATED
-      finish(row0 + r, n, tree[at] * factor, tree[at + 128u] * factor);
-#else
-      finish(row0 + r, n, tree[at] * factor);
-#endif
+}
+
+void tile_end(uint tile, uint r) {
+  uint lane = gl_LocalInvocationID.x % LANES;
+  uint first = gl_LocalInvocationID.x - lane;
+  uint n = first_output(tile) + lane;
+  if (r >= live || lane >= OUTS / OUTPUT_ROWS || n >= p.n) return;
+  uint at = lane * OUTPUT_ROWS * 128u + first;
+  float factor = norm_factor(first, p.k, p.eps);
+#ifdef DIGITS
+  if (SPLITS > 1u) {
+    uint to = (gl_WorkGroupID.z * p.n + n) * OUTPUT_ROWS;
+    [[unroll]] for (uint o = 0u; o < OUTPUT_ROWS; ++o) {
+      store_float(p.result, to + o, tree[at + 128u * o] * factor);
     }
+    return;
   }
+#endif
+#ifdef GATED
+  finish(r, n, tree[at] * factor, tree[at + 128u] * factor);
+#else
+  finish(r, n, tree[at] * factor);
+#endif
+}
+
+void main() {
+  live = live_rows();
+  if (gl_WorkGroupID.y * ROWS >= live) return;
+  uint rows = 128u / LANES * OUTS;
+  run_tiles(p.x, p.norm, matrix(), (p.n * OUTPUT_ROWS + rows - 1u) / rows);
 }

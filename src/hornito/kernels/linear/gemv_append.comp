@@ -12,7 +12,7 @@
 // variant: kv16_q KV_F16 WEIGHT_Q
 //
 // Geometry: 128 threads = LANES x (128 / LANES) groups of OUTS / 2 pairs of dims that turn together (x
-// covers all heads' pairs); ROWS rows of x a workgroup (y). Dims past R make pairs among themselves. R/2
+// covers all heads' pairs, of d with any number of workgroups); ROWS rows of x a workgroup (y). Dims past R make pairs among themselves. R/2
 // and D/2 are even.
 // Push: addresses of the row records, block table, x [T, K], weight, bias, norm weight [K], inv_freq
 // [R/2] (or anything with R/2 = 0), q out [T, heads, D]; table stride, layer, heads, kv_heads, D, R/2, K,
@@ -99,43 +99,49 @@ struct Pair {
   uint partner;
 };
 
+uint all_pairs() { return (p.heads + 2u * p.kv_heads) * (p.head_dim / 2u); }
+
 Pair pair_at(uint index) {
   uint pairs = p.head_dim / 2u;
-  index = min(index, (p.heads + 2u * p.kv_heads) * pairs - 1u);
+  index = min(index, all_pairs() - 1u);
   uint i = first_dim(index % pairs);
   return Pair(index / pairs, i, i < p.half_dim ? p.half_dim : pairs - p.half_dim);
 }
 
-void main() {
-  uint t = gl_LocalInvocationID.x;
-  uint row0 = gl_WorkGroupID.y * ROWS;
-  uint all_heads = p.heads + 2u * p.kv_heads;
-  const uint PAIRS = OUTS / 2u;
-  uint pair0 = (gl_WorkGroupID.x * (128u / LANES) + t / LANES) * PAIRS;
-  uint weight[8];
-  [[unroll]] for (uint j = 0u; j < PAIRS; ++j) {
-    Pair pair = pair_at(pair0 + j);
-    weight[2u * j] = pair.head * p.head_dim + pair.i;
-    weight[2u * j + 1u] = weight[2u * j] + pair.partner;
-  }
-  sum_rows(p.x, p.norm, Matrix(p.w, all_heads * p.head_dim, p.k), row0, weight);
+// The first pair that this thread's group has of a tile.
+uint first_pair(uint tile) {
+  return (tile * (128u / LANES) + gl_LocalInvocationID.x / LANES) * (OUTS / 2u);
+}
 
-  // Neighbouring pairs, which share words of the cache, are stored by one thread: those of two groups
-  // where a group has one.
-  uint first = t - t % LANES;
-  uint mine = pair0 + 2u * (t % LANES);
-  bool stores = PAIRS == 1u ? t % (2u * LANES) == 0u : t % LANES < PAIRS / 2u;
-  stores = stores && mine < all_heads * (p.head_dim / 2u);
-  uint a = PAIRS == 1u ? first : t % LANES * 512u + first;
-  uint b = PAIRS == 1u ? first + LANES : a + 256u;
-  [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-    join_row(r);
-    if (stores && row0 + r < p.count) {
-      float factor = norm_factor(first, p.k, p.eps);
-      vec2 lo = vec2(tree[a], tree[b]) * factor;
-      vec2 hi = vec2(tree[a + 128u], tree[b + 128u]) * factor;
-      Pair pair = pair_at(mine);
-      store_pairs(row0 + r, pair.head, pair.i, pair.partner, lo, hi);
-    }
+void tile_rows(uint tile, out uint rows[8]) {
+  uint first = first_pair(tile);
+  [[unroll]] for (uint j = 0u; j < OUTS / 2u; ++j) {
+    Pair pair = pair_at(first + j);
+    rows[2u * j] = pair.head * p.head_dim + pair.i;
+    rows[2u * j + 1u] = rows[2u * j] + pair.partner;
   }
+}
+
+// Neighbouring pairs, which share words of the cache, are stored by one thread: those of two groups where
+// a group has one.
+void tile_end(uint tile, uint r) {
+  uint t = gl_LocalInvocationID.x;
+  uint lane = t % LANES;
+  uint first = t - lane;
+  uint pair = first_pair(tile) + 2u * lane;
+  bool stores = OUTS == 2u ? t % (2u * LANES) == 0u : lane < OUTS / 4u;
+  if (!stores || r >= p.count || pair >= all_pairs()) return;
+  uint a = OUTS == 2u ? first : lane * 512u + first;
+  uint b = OUTS == 2u ? first + LANES : a + 256u;
+  float factor = norm_factor(first, p.k, p.eps);
+  vec2 lo = vec2(tree[a], tree[b]) * factor;
+  vec2 hi = vec2(tree[a + 128u], tree[b + 128u]) * factor;
+  Pair at = pair_at(pair);
+  store_pairs(r, at.head, at.i, at.partner, lo, hi);
+}
+
+void main() {
+  uint heads = p.heads + 2u * p.kv_heads;
+  uint pairs = 128u / LANES * (OUTS / 2u);
+  run_tiles(p.x, p.norm, Matrix(p.w, heads * p.head_dim, p.k), (all_pairs() + pairs - 1u) / pairs);
 }
