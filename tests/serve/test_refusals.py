@@ -52,7 +52,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"frequency_penalty": -2.5}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"logit_bias": {"x": 1}}, "logit_bias"),
-    ({"logit_bias": {"512": 1}}, "logit_bias"),
+    ({"logit_bias": {"49152": 1}}, "logit_bias"),  # past the vocabulary of tiny and of SmolLM2
     ({"logit_bias": {"5": 101}}, "logit_bias"),
     ({"logit_bias": [1]}, "logit_bias"),
     ({"seed": "seven"}, "seed"),
@@ -81,7 +81,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": None}, "prompt"),
     ({"prompt": []}, "prompt"),
     ({"prompt": 5}, "prompt"),
-    ({"prompt": [1, 512]}, "prompt[0]"),
+    ({"prompt": [1, 49152]}, "prompt[0]"),
     ({"prompt": [1, -1]}, "prompt[0]"),
     ({"prompt": [[1], []]}, "prompt[1]"),
     ({"prompt": [1, "x"]}, "prompt[0]"),
