@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from hornito.errors import HornitoError, UsageError
-from hornito.runner import END, ERROR, REWIND
+from hornito.runner import END, ERROR, MODEL, REWIND
 
 MOST_LINES = 8
 """Lines of stderr that an error shows."""
@@ -19,6 +21,24 @@ MOST_GREETING = 200
 
 MOST_LINE_BYTES = 4096
 """Of a line on stdout: what is longer is none of a runner."""
+
+
+_MODEL = re.compile(rf"{MODEL} vocabulary=(\d{{1,10}}) sha256=(-|[0-9a-f]{{64}}) name=(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerModel:
+    """What a runner says of its model.
+
+    Attributes:
+        name: what it calls it.
+        vocabulary: size of its vocabulary.
+        sha256: of its words (`hornito.text.vocabulary`); '' where it has only ids.
+    """
+
+    name: str
+    vocabulary: int
+    sha256: str
 
 
 class RemoteRefusal(HornitoError):
@@ -108,6 +128,22 @@ class RemoteRunner:
             yield int(line)
         self.position += len(ids) + count
 
+    def model(self) -> RunnerModel | None:
+        """The model that the runner has; None: one of an older version, which can't say.
+
+        Raises:
+            ConnectionLostError: it is gone, or writes something else.
+        """
+        self._send(MODEL)
+        try:
+            lines = list(self._answer())
+        except RemoteRefusal:
+            return None
+        found = _MODEL.fullmatch(lines[0]) if len(lines) == 1 else None
+        if found is None:
+            raise self._lost(f"answered {MODEL} with {' / '.join(lines)[:80]!r}")
+        return RunnerModel(found[3], int(found[1]), found[2].removeprefix("-"))
+
     def rewind(self, position: int) -> None:
         """Keep the first `position` tokens of the sequence.
 
@@ -149,7 +185,7 @@ class RemoteRunner:
                 raise self._lost(f"wrote {line[:80]!r} behind an error")
             if line.startswith(f"{ERROR} "):
                 refusal = line.removeprefix(f"{ERROR} ")
-            elif self._answered or line.isdigit():
+            elif self._answered or line.isdigit() or _MODEL.fullmatch(line):
                 self._answered = True
                 yield line
             elif greeting == MOST_GREETING:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from hornito.answer import Answer
 from hornito.dialogue import ChatSettings, Dialogue, Turn, turn_timings
-from hornito.remote import RemoteRefusal, RemoteRunner
+from hornito.errors import UsageError
+from hornito.remote import ConnectionLostError, RemoteRefusal, RemoteRunner
 from hornito.runtime.emitted import Record
 from hornito.runtime.prefix import common_prefix
 from hornito.runtime.results import Chunk
 from hornito.text.side import TextSide
+from hornito.text.vocabulary import vocabulary_of
 
 
 class RemoteConversation(Dialogue):
@@ -34,19 +36,51 @@ class RemoteConversation(Dialogue):
         *,
         system: str | None = None,
         settings: ChatSettings | None = None,
+        note: Callable[[str], object] = lambda line: None,
     ) -> None:
-        """Start a conversation, which ends the runner with `close`.
+        """Start a conversation, which ends the runner with `close`; so does a failure to start.
+
+        The runner is asked for its model, so this waits until the model is loaded.
+
+        Args:
+            note: called with a warning where the runner can't say which model it has.
 
         Raises:
-            UsageError: the model's template takes no system message.
+            UsageError: the runner's model has other words, or the template takes no system message.
+            ConnectionLostError: the runner is gone.
         """
         super().__init__(text.tokenizer, text.template, settings)
+        self._name = text.name
         self._ends = text.eos_ids
         self._runner = runner
         self._ids: list[int] = []  # the runner's sequence
         self._rest: Iterator[int] | None = None  # of an answer that was cut
         self._start = 0  # what the runner goes back to when it gives up a turn
-        self.set_system(system)
+        try:
+            self.set_system(system)
+            self._check_model(note)
+        except BaseException:
+            self.close()
+            raise
+
+    def _check_model(self, note: Callable[[str], object]) -> None:
+        """Whether the runner's ids mean here what they mean there."""
+        theirs = self._runner.model()
+        if theirs is None or not theirs.sha256:
+            note(
+                "warning: the runner can't say which words its model has "
+                + ("(it is older than this version)" if theirs is None else "(it has none)")
+                + f"; with any other model than {self._name} behind it, answers are garbage"
+            )
+            return
+        mine = vocabulary_of(self._tokenizer)
+        if (theirs.vocabulary, theirs.sha256) != (mine.size, mine.sha256):
+            raise UsageError(
+                f"the models don't match: the runner has {theirs.name}, with a vocabulary of "
+                f"{theirs.vocabulary} tokens (sha256 {theirs.sha256[:12]}), and {self._name} here "
+                f"has {mine.size} ({mine.sha256[:12]}). Give `chat` the runner's model, in any "
+                "form; only its tokenizer and chat template are read"
+            )
 
     def __enter__(self) -> RemoteConversation:
         return self
@@ -118,6 +152,11 @@ class RemoteConversation(Dialogue):
             del self._ids[self._start :]
             self._rest = None
             raise
+        if token is not None and token >= self._tokenizer.vocab_size:
+            raise ConnectionLostError(
+                f"the runner wrote token {token}, which is outside the vocabulary of "
+                f"{self._tokenizer.vocab_size} of {self._name}: it has another model"
+            )
         if len(self._ids) == self._start:
             self._ids += given
         if token is None:

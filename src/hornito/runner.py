@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 END = "END"
 ERROR = "ERR"
 REWIND = "REWIND"
+MODEL = "MODEL"
+
+
+def model_line(name: str, llm: LLM) -> str:
+    """The answer to `MODEL`: size and hash of the vocabulary, and what the model is called."""
+    from hornito.text.vocabulary import vocabulary_of
+
+    words = vocabulary_of(llm.tokenizer) if llm.has_tokenizer else None
+    size = llm.engine.vocabulary if words is None else words.size
+    digest = "-" if words is None else words.sha256
+    shown = " ".join(name.split()).encode("ascii", "backslashreplace").decode()
+    return f"{MODEL} vocabulary={size} sha256={digest} name={shown}"
 
 
 class Runner:
@@ -23,16 +35,18 @@ class Runner:
         position: tokens of the sequence, given and generated.
     """
 
-    def __init__(self, llm: LLM, out: TextIO, keywords: AnswerKeywords) -> None:
+    def __init__(self, llm: LLM, out: TextIO, keywords: AnswerKeywords, name: str = "") -> None:
         """Begin an empty sequence; it takes a slot of the model until `close`.
 
         Args:
             out: where answers are written, a line at a time.
             keywords: length and choice of tokens, as for `LLM.stream`.
+            name: what the model is called, for a driver that asks.
         """
         self._llm = llm
         self._out = out
         self._keywords = keywords
+        self._name = name
         self._session = llm.session()
         self._last: int | None = None  # generated, and not evaluated yet
 
@@ -70,6 +84,8 @@ class Runner:
         words = line.split()
         if words[:1] == [REWIND.encode()]:
             self._rewind(words[1:])
+        elif words == [MODEL.encode()]:
+            self._write(model_line(self._name, self._llm))
         else:
             self._turn(_numbers(words, "a turn"))
 

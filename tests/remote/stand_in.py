@@ -2,7 +2,8 @@
 
 `stand_in.py HOW`: `well`; `die` in the middle of the second answer; `cut` a line; `noise` that is
 no line of the protocol; `slow` tokens; `refuse` the second turn; `mute`: not one word; `flood`:
-lines that never end to be a greeting; `endless`: one such line.
+lines that never end to be a greeting; `endless`: one such line; `foreign`: ids that no vocabulary
+has. It is of an older version: it knows no `MODEL`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ def main() -> int:
         if line.startswith("REWIND"):
             say("END\n")
             continue
+        if line.startswith("MODEL"):
+            say("ERR a turn takes whole numbers, not 'MODEL'\nEND\n")
+            continue
         turn += 1
         if turn and how == "refuse":
             say("9\nERR too many   tokens\nEND\n")
@@ -44,6 +48,8 @@ def main() -> int:
             if turn and place == 1 and how == "noise":
                 say("Segmentation fault\n")
                 return 139
+            if how == "foreign":
+                token = 99_999
             if how == "slow":
                 time.sleep(0.05)
             say(f"{token}\n")

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -19,7 +20,9 @@ from hornito.errors import HornitoError, UsageError
 from hornito.remote import ConnectionLostError, RemoteRefusal, RemoteRunner
 from hornito.remote_conversation import RemoteConversation
 from hornito.text.side import open_text_side
-from text_model import write_text_model
+from hornito.text.tokenizer import Tokenizer
+from hornito.text.vocabulary import vocabulary_of
+from text_model import write_sentencepiece_model, write_text_model
 from tree import own_cache
 
 HERE = Path(__file__).parent
@@ -156,6 +159,59 @@ def test_an_interrupted_answer_stays_as_far_as_it_came(model: Path) -> None:
         next(chunks)
         began = time.monotonic()
     assert time.monotonic() - began < 4  # a runner in the middle of an answer is not waited for
+
+
+@pytest.mark.gpu
+def test_another_model_behind_the_command_is_refused(
+    model: Path,
+    kernels: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before the first message, naming both; the same words in another form are none."""
+    options = "--weights fp32 --context 512 --max-tokens 4"
+    other = write_sentencepiece_model(tmp_path / "other.gguf")
+    for far, code in ((other, 2), (model, 0)):
+        run = [sys.executable, "-m", "hornito", "runner", str(far), *options.split()]
+        monkeypatch.setattr("sys.stdin", io.StringIO("hi\n"))
+        assert main(["chat", str(model), "--via", shlex.join(run)]) == code
+        captured = capsys.readouterr()
+        assert "warning" not in captured.err
+        if code:
+            assert captured.out == "" and "the models don't match: the runner has " in captured.err
+            assert str(other) in captured.err and f"{model} here" in captured.err
+
+
+def test_a_runner_of_an_older_version_is_warned_of(talk: object, model: Path) -> None:
+    code, out, err = talk("well", "hi\n")  # type: ignore[operator]
+    assert code == 0 and out.count("\n") == 1
+    assert "warning: the runner can't say which words its model has (it is older" in err
+    assert str(model) in err
+
+
+def test_an_id_that_the_vocabulary_lacks_ends_the_chat(talk: object) -> None:
+    code, _, err = talk("foreign", "hi\nnever\n")  # type: ignore[operator]
+    assert code == 1 and err.count("outside the vocabulary of 512") == 1
+
+
+def test_a_vocabulary_is_the_same_in_every_form(model: Path) -> None:
+    """GGUF files name the ids that a directory has no words for."""
+    words = ["a", "b", "<0x0A>", "[PAD3]", ""]
+
+    class Words:
+        vocab_size = 5
+
+        def id_to_piece(self, token: int) -> str:
+            return words[token]
+
+    padded = vocabulary_of(cast("Tokenizer", Words()))
+    assert padded.size == 3
+    Words.vocab_size = 3
+    assert vocabulary_of(cast("Tokenizer", Words())) == padded
+    words[1] = "c"
+    assert vocabulary_of(cast("Tokenizer", Words())) != padded
+    assert vocabulary_of(open_text_side(model).tokenizer).size == 512
 
 
 def test_what_cannot_be_started(model: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 import time
@@ -182,6 +183,17 @@ def test_a_lost_device_is_answered_and_ends_the_runner(
     with pytest.raises(DeviceLostError):
         driven("5\n")
     assert driven.out.getvalue() == "ERR gone\nEND\n"
+    driven.runner.close()
+
+
+def test_a_driver_may_ask_for_the_model(llm: LLM) -> None:
+    """Size, hash of the words, name; the sequence is what it was."""
+    driven = Driven(llm)
+    driven.runner._name = "my \udcff\nmodel"
+    driven("5 6\n")
+    (line,) = driven("MODEL\r\n")
+    assert re.fullmatch(r"MODEL vocabulary=512 sha256=[0-9a-f]{64} name=my \\udcff model", line)
+    assert driven("MODEL 1\n")[0].startswith("ERR ") and driven.runner.position == 8
     driven.runner.close()
 
 

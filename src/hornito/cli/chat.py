@@ -135,7 +135,7 @@ def _run_via(arguments: argparse.Namespace) -> int:
     settings = ChatSettings(arguments.max_tokens, tuple(arguments.stop))
     runner = RemoteRunner(arguments.via, lambda line: screen.note(f"runner: {line}"))
     with RemoteConversation(
-        text, runner, system=arguments.system, settings=settings
+        text, runner, system=arguments.system, settings=settings, note=screen.note
     ) as conversation:
         if screen.interactive:
             screen.note(f"{arguments.model} via {arguments.via}; /help shows the commands")

@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         for name in llm.fp32_nodes:
             print(f"fp32 operands: {name}", file=sys.stderr, flush=True)
-        runner = Runner(llm, sys.stdout, keywords)
+        runner = Runner(llm, sys.stdout, keywords, arguments.model)
         try:
             with IdleProof(llm.engine) as proof:
                 runner.serve(_lines(proof))

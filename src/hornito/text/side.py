@@ -15,9 +15,11 @@ class TextSide:
     """What turns a conversation into token ids, and ids into text.
 
     Attributes:
+        name: what it was opened as.
         eos_ids: ids that end an answer.
     """
 
+    name: str
     tokenizer: Tokenizer
     template: ChatTemplate
     eos_ids: tuple[int, ...]
@@ -31,11 +33,10 @@ def open_text_side(model: str | os.PathLike[str]) -> TextSide:
             has no tokenizer or chat template.
     """
     from hornito.cache import resolve_model
+    from hornito.package import is_package, open_package
 
     path = resolve_model(model)
-    if path.name.endswith(".vxm"):
-        from hornito.package import open_package
-
+    if is_package(path):
         with open_package(path) as package:
             facts = package.manifest.facts
             found = [
@@ -56,4 +57,4 @@ def open_text_side(model: str | os.PathLike[str]) -> TextSide:
         what = "tokenizer" if raw is None else "chat template"
         raise UsageError(f"{model} has no {what}, so it can't chat")
     tokenizer = Tokenizer(raw, add_bos=add_bos, bos_id=bos_id, eos_ids=ends)
-    return TextSide(tokenizer, ChatTemplate(template, strings), tuple(ends))
+    return TextSide(os.fspath(model), tokenizer, ChatTemplate(template, strings), tuple(ends))
