@@ -21,7 +21,7 @@ from hornito.graph.storage import KEEP, Storage, assign_formats, format_counts
 from hornito.importers import Source, open_source
 from hornito.ops.base import BLOCK_POSITIONS, head_ids
 from hornito.ops.rope import original_max
-from hornito.package import open_package, write_package
+from hornito.package import check_target, is_package, open_package, write_package
 from hornito.package.reader import Package
 from hornito.package.writer import TensorData
 from hornito.parallel import Workers
@@ -112,7 +112,7 @@ def compile_source(
     Args:
         src: a GGUF file, a Hugging Face directory, an ONNX decoder (file or directory), or a
             package, whose matrices are stored anew.
-        out: the package to write; replaced when it exists.
+        out: the package to write; a package of that name is replaced, no other file is.
         weights: how matrices are stored: `fp32`, `fp16`, `bf16`, `int8`, `int4`, `int4m`, or `keep`
             (as the source holds them); None is `keep` for a source with quantised tensors, else
             `fp16`. Vectors stay fp32.
@@ -121,13 +121,15 @@ def compile_source(
         progress: told about the bytes written.
 
     Raises:
+        UsageError: `out` can't be written, or is a file that is no package.
         UsageError, UnsupportedError, FormatError: the source can't be compiled, and why.
         NoDeviceError: one is needed.
     """
     began = time.monotonic()
     progress = progress or NullProgress()
+    check_target(out)
     if is_package(src):
-        return _recompile(src, out, weights or DEFAULT_WEIGHTS, quantisation, progress, began)
+        return _recompile(src, out, weights, quantisation, progress, began)
     source = open_source(src, progress=progress)
     storage = storage_of(weights or default_weights(source), quantisation)
     graph, before, passes = build_graph(source, storage, disabled_passes)
@@ -320,15 +322,10 @@ def _tensor(
     return name, DTYPES.get(stored.name, "U8"), shape, lambda: pack(stored, data, workers)
 
 
-def is_package(path: str | os.PathLike[str]) -> bool:
-    """Whether a path names a package, by its suffix."""
-    return os.fspath(path).endswith(".vxm")
-
-
 def _recompile(
     src: str | os.PathLike[str],
     out: str | os.PathLike[str],
-    weights: str,
+    given_weights: str | None,
     quantisation: Quantisation,
     progress: Progress,
     began: float,
@@ -337,6 +334,7 @@ def _recompile(
 
     No matrix is given more bits than the package has for it.
     """
+    weights = given_weights or DEFAULT_WEIGHTS
     storage = storage_of(weights, quantisation)
     if weights == KEEP:
         raise UsageError(f"{src} is a package: `keep` would copy it; name a storage type")
@@ -350,7 +348,9 @@ def _recompile(
         before = manifest.quant.get("weights")
         stored_before = {name: weight.dtype for name, weight in graph.weights.items()}
         warnings = assign_formats(graph, storage)
-        warnings += _without_gain(graph, stored_before, package, weights)
+        warnings += _without_gain(
+            graph, stored_before, package, weights, asked=given_weights is not None
+        )
         given = Path(src)
         with rounded(graph, storage, quantisation, lambda _: given, Path(out), progress) as done:
             warnings += done.warnings
@@ -383,9 +383,12 @@ def _recompile(
 
 
 def _without_gain(
-    graph: Graph, before: Mapping[str, str], package: Package, weights: str
+    graph: Graph, before: Mapping[str, str], package: Package, weights: str, *, asked: bool
 ) -> list[str]:
     """Leave every matrix as the package has it that would not get smaller, and say so.
+
+    Args:
+        asked: whether the user named `weights`, which else are the default.
 
     Raises:
         UsageError: none would: the package has no more precision than it has.
@@ -403,6 +406,12 @@ def _without_gain(
         else:
             changed += 1
     if not changed:
+        if not asked:
+            raise UsageError(
+                f"{package.path} is a package, whose matrices are stored as {weights} unless "
+                f"another type is asked for, but they have no more bits than {weights}. Ask for a "
+                "smaller type: --weights int8, int4 or int4m; or compile the model's source"
+            )
         raise UsageError(
             f"{package.path} holds {package.manifest.quant.get('weights')} weights, in no more "
             f"bits than {weights} has: {weights} would claim precision that is lost. Compile the "

@@ -10,7 +10,7 @@ from hornito.arguments import token_ids, whole
 from hornito.cache import resolve_model
 from hornito.compiler import compile_cached
 from hornito.errors import UsageError
-from hornito.package import Package, open_package
+from hornito.package import Package, is_package, open_package
 from hornito.progress import Progress
 from hornito.runtime.settle import KernelPolicy
 from hornito.vk.device import Device, open_device
@@ -142,7 +142,7 @@ def open_model(
         UsageError: it is a package whose weights are stored in another type.
     """
     path = resolve_model(model, weights)
-    if path.name.endswith(".vxm"):
+    if is_package(path):
         package = open_package(path)
         stored = package.manifest.quant.get("weights")
         if weights is not None and weights != stored:

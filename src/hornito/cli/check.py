@@ -10,7 +10,8 @@ from typing import Any
 from hornito.cli.binding import add_binding, common, parsed_source
 from hornito.cli.options import add_json
 from hornito.cli.output import print_json
-from hornito.errors import FormatError, PackageError, UnsupportedError, UsageError
+from hornito.errors import FormatError, UnsupportedError, UsageError
+from hornito.package import is_package
 from hornito.plan.records import dropped_here
 from hornito.support import SUPPORTED, missing, support_report, unsupported_report
 
@@ -75,7 +76,7 @@ def _report(path: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     if path.is_file():
         if path.suffix == ".json" and path.name != "config.json":
             return _load(path)
-        if _is_package(path):
+        if is_package(path):
             return _of_package(path)
     return _of_source(path, arguments)
 
@@ -95,18 +96,6 @@ def _load(path: Path) -> dict[str, Any]:
     except FormatError as error:
         raise FormatError(f"{path}: {error}") from error
     return inner
-
-
-def _is_package(path: Path) -> bool:
-    from hornito.package import open_package
-
-    if path.suffix == ".vxm":
-        return True
-    try:
-        with open_package(path):
-            return True
-    except PackageError:
-        return False
 
 
 def _of_package(path: Path) -> dict[str, Any]:

@@ -21,11 +21,11 @@ _OF_DECODERS = ("prompt", "ids", "bisect", "disable_pass", "fp32_tensors", "weig
 def is_tensors(arguments: argparse.Namespace) -> bool:
     """Whether MODEL is an ONNX model that is no decoder, or its package."""
     from hornito.cache import resolve_model
-    from hornito.package import open_package
+    from hornito.package import is_package, open_package
     from hornito.tensor.package import is_tensor_package
 
     path = resolve_model(arguments.model, arguments.weights)
-    if path.suffix != ".vxm":
+    if not is_package(path):
         return parsed_source(path) is not None
     with open_package(path) as package:
         return is_tensor_package(package)
@@ -96,12 +96,12 @@ def run_tensors(arguments: argparse.Namespace) -> int:
 def _graph(arguments: argparse.Namespace, path: Path, given: dict[str, Any]) -> TensorGraph:
     """The graph of a package's bucket, or of an ONNX model bound to --dim and the inputs."""
     from hornito.importers.onnx_generic import Binding, bind_to, import_generic
-    from hornito.package import open_package
+    from hornito.package import is_package, open_package
     from hornito.tensor.buckets import pick
     from hornito.tensor.package import load_buckets
 
     dims = dict(arguments.dim)
-    parsed = None if path.suffix == ".vxm" else parsed_source(path)
+    parsed = None if is_package(path) else parsed_source(path)
     if parsed is None:
         if arguments.verify:
             with open_package(path) as package:

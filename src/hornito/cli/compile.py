@@ -69,6 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hornito.cache import is_repository, resolve_model
     from hornito.compiler import compile_source
 
+    _check_report(arguments)
     if arguments.out is not None or not arguments.graph:
         _refuse_what_is_no_source(Path(arguments.source))
     quantisation = quantisation_of(arguments)
@@ -120,14 +121,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _measured(arguments: argparse.Namespace, source: str) -> ModelQuality:
     """The quality of the package, which is stored in it."""
-    from hornito.compiler import is_package
     from hornito.diag.quality_models import QualityOptions, measure_models
+    from hornito.package import is_package
 
     options = QualityOptions(text=arguments.eval, device=arguments.device)
     reference = None if is_package(source) else source
     with TerminalProgress() as progress:
         _, (found,), _ = measure_models([arguments.out], reference, options, progress)
     return found
+
+
+def _check_report(arguments: argparse.Namespace) -> None:
+    """Refuse a --support-report that could not be written, or would replace the model."""
+    if arguments.support_report is None:
+        return
+    path = Path(arguments.support_report)
+    if path.is_dir() or not path.parent.is_dir():
+        raise UsageError(f"--support-report {path}: is a directory, or its folder does not exist")
+    names = [arguments.source, arguments.out, *(option.file for option in arguments.graph)]
+    if path.resolve() in {Path(name).resolve() for name in names if name is not None}:
+        raise UsageError(f"--support-report {path}: is a file of the model; give another name")
 
 
 def _refuse_what_is_no_source(path: Path) -> None:

@@ -69,14 +69,14 @@ def _conformance(arguments: argparse.Namespace) -> Conformance:
     from hornito.cache import resolve_model
     from hornito.compiler import compile_cached
     from hornito.diag.conformance import examine_device
-    from hornito.package import open_package
+    from hornito.package import is_package, open_package
     from hornito.vk.device import open_device
 
     with TerminalProgress() as progress, open_device(arguments.device) as device:
         if arguments.model is None:
             return examine_device(device, progress)
         path = resolve_model(arguments.model, None)
-        if not path.name.endswith(".vxm"):
+        if not is_package(path):
             path = compile_cached(path, None, progress)
         with open_package(path) as package:
             return examine_device(device, progress, package, arguments.context)

@@ -116,12 +116,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _service(arguments: argparse.Namespace) -> Service:
     from hornito.cache import resolve_model
     from hornito.importers.onnx_generic.detect import generic_file
-    from hornito.package import open_package
+    from hornito.package import is_package, open_package
     from hornito.tensor.package import is_tensor_package
 
     path = resolve_model(arguments.model, arguments.weights)
     name = arguments.name or _name(arguments.model)
-    if path.name.endswith(".vxm"):
+    if is_package(path):
         with open_package(path) as package:
             if is_tensor_package(package):
                 return _encoder(arguments, path, name)

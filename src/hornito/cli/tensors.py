@@ -190,10 +190,11 @@ def _buckets(
 ) -> tuple[list[Bucket], dict[str, Any]]:
     """The graphs of a package, or of an ONNX model bound to these inputs, and what they take."""
     from hornito.importers.onnx_generic import bind_to
+    from hornito.package import is_package
     from hornito.tensor.buckets import Bucket
     from hornito.tensor.package import load_buckets
 
-    parsed = None if path.suffix == ".vxm" else parsed_source(path)
+    parsed = None if is_package(path) else parsed_source(path)
     if parsed is None:
         return load_buckets(path), inputs
     graph = bind_to(parsed, inputs, dims).graph

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hornito.cache import resolve_model
-from hornito.compiler import compile_source, is_package
+from hornito.compiler import compile_source
 from hornito.diag.bench import prompt_ids
 from hornito.diag.compare_decoder import DeviceSide, Run, Side
 from hornito.diag.compare_numpy import NumpySide, StoredWeights
@@ -25,7 +25,7 @@ from hornito.graph.passes import ORDER
 from hornito.loading import open_model
 from hornito.ops.base import head_ids
 from hornito.ops.variants import Choices
-from hornito.package import Package, open_package
+from hornito.package import Package, is_package, open_package
 from hornito.package.model import model_graph
 from hornito.plan.pins import pinned_nodes
 from hornito.plan.plan import PlanOptions

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hornito.cache import resolve_model
-from hornito.compiler import compile_cached, is_package
+from hornito.compiler import compile_cached
 from hornito.diag.quality import WINDOW, ModelQuality, Text, evaluate
 from hornito.errors import UsageError
-from hornito.package import open_package, store_quality
+from hornito.package import is_package, open_package, store_quality
 from hornito.progress import Progress
 from hornito.provenance import find_source
 from hornito.vk.device import open_device

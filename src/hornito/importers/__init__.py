@@ -14,8 +14,8 @@ from hornito.progress import Progress
 __all__ = ["LazyTensor", "Source", "open_source", "supported_model_types"]
 
 _FORMATS = (
-    "a GGUF file, a Hugging Face directory with config.json, safetensors and tokenizer.json, or an "
-    "ONNX decoder (a file, or the directory of an export)"
+    "a Hornito package (.vxm), a GGUF file, a Hugging Face directory with config.json, safetensors "
+    "and tokenizer.json, or an ONNX decoder (a file, or the directory of an export)"
 )
 
 

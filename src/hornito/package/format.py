@@ -19,6 +19,7 @@ OLDEST_READABLE_VERSION = 1
 ALIGNMENT = 256  # bytes; largest minStorageBufferOffsetAlignment that Vulkan allows
 HEADER_LIMIT = 100_000_000  # bytes; the limit of the safetensors library
 RANK_LIMIT = 8
+SUFFIX = ".vxm"
 MANIFEST_KEY = "hornito"
 HEADER_HASH_KEY = "hornito.sha256"
 BLOB_PREFIX = "blob:"

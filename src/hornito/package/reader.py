@@ -20,6 +20,7 @@ from hornito.package.format import (
     MANIFEST_KEY,
     PAD_PREFIX,
     RANK_LIMIT,
+    SUFFIX,
     Manifest,
     TensorInfo,
     check_header_hash,
@@ -27,6 +28,7 @@ from hornito.package.format import (
 )
 from hornito.progress import NullProgress, Progress
 
+_BEGINNING = 4096  # bytes, in which the header's hash begins
 _HASH_PIECE = 8 * 1024 * 1024  # bytes hashed between two reports of progress
 
 
@@ -157,6 +159,26 @@ class Package:
         if self._map is None:
             raise PackageError(f"{self.path}: the package is closed")
         return memoryview(self._map)[info.offset : info.offset + info.nbytes]
+
+
+def is_package(path: str | os.PathLike[str]) -> bool:
+    """Whether a path stands for a package: by what the file begins with, whatever its name.
+
+    What is named `.vxm` is meant as one even where it is damaged or absent; `open_package` says so.
+    """
+    return os.fspath(path).endswith(SUFFIX) or holds_package(path)
+
+
+def holds_package(path: str | os.PathLike[str]) -> bool:
+    """Whether a file begins as a package does; it may be damaged behind that."""
+    if not os.path.isfile(path):
+        return False
+    try:
+        with open(path, "rb") as file:
+            start = file.read(_BEGINNING)
+    except OSError:  # its reader says why
+        return False
+    return start[8:9] == b"{" and f'"{HEADER_HASH_KEY}":"'.encode() in start
 
 
 def open_package(path: str | os.PathLike[str]) -> Package:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hornito.errors import FormatError, PackageError, UsageError
-from hornito.package import Package, open_package, write_package
+from hornito.package import Package, check_target, open_package, write_package
 from hornito.progress import NullProgress, Progress
 from hornito.support import BACKEND, SUPPORTED
 from hornito.tensor.buckets import Bucket
@@ -85,6 +85,7 @@ def compile_graphs(
     """
     from hornito.importers.onnx_generic import import_generic
 
+    check_target(out)
     began = time.monotonic()
     files = len({spec.parsed.path for spec in specs})
     pool = _Pool()
