@@ -14,7 +14,6 @@ import os
 import re
 import shutil
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,9 @@ from hornito.vk.pipeline import cache_directory
 log = logging.getLogger("hornito")
 
 MARKER = ".hornito.json"
+DEFAULT = "default"
+"""The weights in the name of a package that was compiled without a choice of them."""
+
 _COMPILED = re.compile(r"(.+)-([a-z0-9_]+)-([0-9a-f]{16})")
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -35,7 +37,10 @@ class CachedModel:
     """One entry of the cache.
 
     Attributes:
-        name: the shortest name that means only this entry; works wherever a MODEL is taken.
+        name: the shortest name that means only this entry; works wherever a MODEL is taken. The
+            name of the source alone means the package of the default weights, whatever else is
+            there of the same source.
+        other_names: longer ones that mean it as well.
         path: a package, or the folder of a download.
         kind: 'compiled' or 'downloaded'.
         bytes: size on disk.
@@ -51,6 +56,7 @@ class CachedModel:
     weights: str
     source: str
     last_use: float
+    other_names: tuple[str, ...] = ()
 
 
 def models_directory() -> Path:
@@ -140,11 +146,21 @@ def _compiled() -> list[CachedModel]:
             last_use=(note if note.exists() else path).stat().st_mtime,
         )
         entries.append(entry)
-    counts = Counter(alias for entry in entries for alias in _aliases(entry))
-    return [
-        replace(entry, name=next(alias for alias in _aliases(entry) if counts[alias] == 1))
-        for entry in entries
-    ]
+    holders: dict[str, list[CachedModel]] = {}
+    for entry in entries:
+        for alias in _aliases(entry):
+            holders.setdefault(alias, []).append(entry)
+    named = []
+    for entry in entries:
+        name, *more = (alias for alias in _aliases(entry) if _meant(holders[alias]) == [entry])
+        named.append(replace(entry, name=name, other_names=tuple(more)))
+    return named
+
+
+def _meant(found: list[CachedModel]) -> list[CachedModel]:
+    """Of the entries that a name fits, those of the default weights when that is one alone."""
+    usual = [entry for entry in found if entry.weights == DEFAULT]
+    return usual if len(usual) == 1 else found
 
 
 def _aliases(entry: CachedModel) -> list[str]:
@@ -191,12 +207,17 @@ def _source(note: Path) -> str:
 
 
 def find(name: str, weights: str | None = None) -> list[CachedModel]:
-    """The entries that a name means; `weights` chooses among packages of one source."""
+    """The entries that a name means; `weights` chooses among packages of one source.
+
+    Without `weights`, a name that fits several means the package of the default weights.
+    """
     entries = list_models()
     for rank in range(3):
         found = [e for e in entries if name in _aliases(e)[rank : rank + 1]]
         if weights is not None and len(found) > 1:
             found = [e for e in found if e.weights == weights]
+        if weights is None:
+            found = _meant(found)
         if found:
             return found
     return []

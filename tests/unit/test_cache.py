@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hornito import cache
+from hornito import cache, compiler
 from hornito.cli.main import main
 from hornito.errors import UsageError
 
@@ -65,6 +65,29 @@ def test_the_shortest_name_that_means_one(root: Path) -> None:
         cache.resolve_model("two")
     assert cache.resolve_model("two", "fp16").name == f"two-fp16-{A}.vxm"
     assert cache.resolve_model("one").name == f"one-fp16-{A}.vxm"
+
+
+def test_the_bare_name_stays_with_the_default_weights(root: Path) -> None:
+    """A package of other weights beside it, before or after, changes no name that worked."""
+    add_package(f"m-default-{A}", age=30)
+    assert [model.name for model in cache.list_models()] == ["m"]
+    assert cache.resolve_model("m").name == f"m-default-{A}.vxm"
+    add_package(f"m-fp32-{A}", age=20)
+    assert [model.name for model in cache.list_models()] == ["m-fp32", "m"]
+    assert cache.list_models()[1].other_names == ("m-default", f"m-default-{A}")
+    for name in ("m", "m-default"):
+        assert cache.resolve_model(name).name == f"m-default-{A}.vxm"
+    assert cache.resolve_model("m", "fp32").name == f"m-fp32-{A}.vxm"
+    assert [model.name for model in cache.remove(["m"])] == ["m"]
+    # Now one alone has the name; the longer one goes on working.
+    (left,) = cache.list_models()
+    assert (left.name, left.other_names[0]) == ("m", "m-fp32")
+    # Two sources with the default weights: nobody can tell.
+    add_package(f"m-default-{A}")
+    add_package(f"m-default-{B}")
+    with pytest.raises(UsageError, match="means 3 cached models"):
+        cache.resolve_model("m")
+    assert cache.DEFAULT == compiler.DEFAULT
 
 
 def test_a_path_comes_before_a_name(root: Path, tmp_path: Path) -> None:
