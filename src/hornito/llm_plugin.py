@@ -3,9 +3,10 @@
     llm install hornito        # or: pip install hornito llm
     llm -m hornito/NAME "Say hello"
 
-Every model of `hornito list` is there as `hornito/NAME`; `llm -o device ... -o temperature ...` and
-the like set the options below. Only `llm` loads this module, and a model is loaded when it is first
-asked something.
+Every model of `hornito list` is there as `hornito/NAME`, and a package of chosen weights beside
+others of its source as `hornito/NAME-WEIGHTS`; `llm -o device ... -o temperature ...` and the like
+set the options below. A model without a chat template completes a prompt as plain text. Only `llm`
+loads this module, and a model is loaded when it is first asked something.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ def register_models(register: Any) -> None:
     from hornito.cache import list_models
 
     for entry in list_models():
-        register(HornitoModel(entry.name))
+        # The last name of a package is its file's, which nobody types.
+        aliases = [f"hornito/{name}" for name in entry.other_names[:-1]]
+        register(HornitoModel(entry.name), aliases=aliases)
 
 
 class Options(llm.Options):  # type: ignore[misc, unused-ignore]
@@ -83,18 +86,21 @@ class HornitoModel(llm.Model):  # type: ignore[misc, unused-ignore]
         given = {name: value for name, value in prompt.options if value is not None}
         model, session = self._load({name: given.pop(name, None) for name in _LOADING})
         earlier = conversation.responses if conversation is not None else []
-        template = model.chat_template
-        ids = use.chat_ids(model.tokenizer, template, _messages(earlier, prompt))
+        template = model.chat_template if model.has_chat_template else None
+        if template is None:
+            ids = model.tokenizer.encode(_plain(self.model_id, earlier, prompt))
+        else:
+            ids = use.chat_ids(model.tokenizer, template, _messages(earlier, prompt))
         reused = start_from_prefix(session, ids)
         form = None if not prompt.schema else json_schema(prompt.schema)
         chunks = model.stream_session(
             session,
             ids[reused:],
-            continuation=False,
-            response_format=use.form(template, form),
+            continuation=template is None,
+            response_format=form if template is None else use.form(template, form),
             **{"max_tokens": 1024, **given},
         )
-        parser, made = use.parser(template), 0
+        parser, made = None if template is None else use.parser(template), 0
         calls: list[list[str]] = []
         for chunk in chunks:
             made += len(chunk.token_ids)
@@ -138,6 +144,22 @@ def _tool(tool: Any) -> dict[str, Any]:
         "parameters": tool.input_schema or {"type": "object", "properties": {}},
     }
     return {"type": "function", "function": function}
+
+
+def _plain(name: str, earlier: list[Any], prompt: Any) -> str:
+    """What a model without a chat template completes; UsageError where a prompt needs one."""
+    from hornito.errors import UsageError
+
+    for given, what in (
+        (prompt.system, "a system prompt"),
+        (earlier, "a conversation"),
+        (prompt.tools or prompt.tool_results, "tools"),
+    ):
+        if given:
+            raise UsageError(
+                f"{name} has no chat template: it completes plain text, and can't take {what}"
+            )
+    return str(prompt.prompt)
 
 
 def _messages(earlier: list[Any], prompt: Any) -> list[dict[str, Any]]:

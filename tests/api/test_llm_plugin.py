@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 import hornito
+from hornito.compiler import compile_cached
+from text_model import write_text_model
 from tree import ROOT
 
 llm = pytest.importorskip("llm", reason="the package llm is not installed")
@@ -96,6 +98,51 @@ def test_a_conversation_stays_in_the_kv_cache(model: Any) -> None:
             {"role": "user", "content": "and now?"},
         ]
         assert alone.chat(messages, max_tokens=8).text == second.text()
+
+
+@pytest.mark.gpu
+def test_a_model_without_a_chat_template_completes(
+    plugin: Any, private_cache: Path, tmp_path: Path
+) -> None:
+    """Plain text, as `hornito run` does it; what needs a template is refused by name."""
+    source = write_text_model(tmp_path / "base.gguf", template=None)
+    with hornito.load(source, context=256) as alone:
+        expected = alone.generate("hello world", max_tokens=8)
+        count = len(alone.tokenizer.encode("hello world"))
+    base = plugin.HornitoModel("base")
+    out = base.prompt("hello world", context=256, max_tokens=8)
+    assert out.text() == expected.text and out.usage().input == count
+    for more, what in (
+        ({"system": "be brief"}, "a system prompt"),
+        ({"tools": [weather]}, "tools"),
+    ):
+        with pytest.raises(llm.ModelError, match=f"no chat template: .* can't take {what}"):
+            base.prompt("hello", context=256, **more).text()
+    talk = base.conversation()
+    talk.prompt("hello", context=256, max_tokens=2).text()
+    with pytest.raises(llm.ModelError, match="can't take a conversation"):
+        talk.prompt("again", context=256).text()
+
+
+@pytest.mark.gpu
+def test_names_beside_other_weights(plugin: Any, tmp_path: Path) -> None:
+    """The name that worked goes on working when a second storage type appears."""
+    source = write_text_model(tmp_path / "pair.gguf")
+
+    def names() -> dict[str, str]:
+        found: dict[str, str] = {}
+
+        def register(model: Any, aliases: list[str]) -> None:
+            found.update({name: model.model_id for name in (model.model_id, *aliases)})
+
+        plugin.register_models(register)
+        return {name: model for name, model in found.items() if "pair" in name}
+
+    compile_cached(source, None)
+    before = {"hornito/pair": "hornito/pair", "hornito/pair-default": "hornito/pair"}
+    assert names() == before
+    compile_cached(source, "fp32")
+    assert names() == {**before, "hornito/pair-fp32": "hornito/pair-fp32"}
 
 
 @pytest.mark.gpu
