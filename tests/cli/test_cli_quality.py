@@ -10,6 +10,7 @@ import pytest
 
 from hornito.cli.main import main
 from hornito.package import open_package
+from hornito.progress import TerminalProgress
 from text_model import write_sentencepiece_model, write_text_model
 
 pytestmark = pytest.mark.gpu
@@ -75,6 +76,29 @@ def test_a_source_is_its_own_reference(folder: Path, capsys: pytest.CaptureFixtu
     label = found["models"][0]["label"]
     assert (label["precision"], label["kv"], label["window"]) == ("normal", "fp16", 32)
     assert label["reference"]["weights"] == "fp32" and 0 < label["kl_mean"] < 1
+
+
+def test_what_lies_ahead_is_said_and_what_cannot_differ(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On stderr, before the work; progress comes by the rows, not by the window."""
+    done: list[int] = []
+    monkeypatch.setattr(TerminalProgress, "start", lambda *a: done.append(0))
+    monkeypatch.setattr(TerminalProgress, "advance", lambda self, n=1: done.append(n))
+    options = ["--text", str(folder / "t.txt"), "--window", "64", "--tokens", "130", "--json"]
+    for weights, same in (("keep", True), ("int8", False)):
+        assert (
+            main(["eval", "quality", str(folder / "m.gguf"), "--weights", weights, *options]) == 0
+        )
+        captured = capsys.readouterr()
+        ahead = "hornito: evaluates 128 tokens of t.txt with the model and with the reference"
+        assert ahead in captured.err
+        assert ("are so by construction" in captured.err) == same
+        (model,) = json.loads(captured.out)["models"]
+        assert model["same_values"] == same
+        assert not same or (model["quality"]["kl_max"], model["quality"]["top1"]) == (0, 1)
+        steps = done[len(done) - done[::-1].index(0) :]
+        assert sum(steps) == 128 and len(steps) > 4
 
 
 def test_compile_and_eval(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

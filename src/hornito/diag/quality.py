@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -95,6 +95,8 @@ class ModelQuality:
         bytes: of the package.
         bits: of a weight, over all weights.
         label: what the package's manifest says, see `label`.
+        same_values: whether it holds the very blocks that the reference was made of, so that no
+            difference but that of the arithmetic can be.
     """
 
     model: str
@@ -104,6 +106,7 @@ class ModelQuality:
     bits: float
     quality: Quality
     label: dict[str, Any]
+    same_values: bool
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
@@ -209,7 +212,9 @@ def measure(reference: Engine, model: Engine, text: Text, progress: Progress) ->
                 for mine, other in pairs:
                     following = ids[mine.first + 1 : mine.first + 1 + mine.count]
                     rows += comparer.compare(mine, other, following)
-                progress.advance(text.window)
+                    # The rows before those that are scored are done with the first of these.
+                    progress.advance(mine.count if mine.first > first else first + mine.count)
+                progress.advance()  # the last token is only asked for
     finally:
         progress.finish()
     return summarise(rows)
@@ -267,6 +272,7 @@ def evaluate(
     precision: str = "high",
     kv: str = "fp32",
     progress: Progress,
+    note: Callable[[str], object] = lambda line: None,
 ) -> tuple[Text, list[ModelQuality]]:
     """Compare packages with a reference, which is loaded once, at `high` with an fp32 cache.
 
@@ -274,6 +280,7 @@ def evaluate(
         reference: the package of the fp32 tier.
         models: a name and a package each.
         precision, kv: of the models.
+        note: called with a line that says how much there is to do, before it is begun.
 
     Raises:
         UsageError: a package is of another checkpoint than the reference, or the text is too short.
@@ -285,6 +292,7 @@ def evaluate(
         for _, path in models:
             with open_package(path) as package:
                 check_same_model(base, package)
+        note(how_much(text, len(models), software=device.info.kind == "software"))
         with loaded(
             device, base, window=window, precision="high", kv="fp32", progress=progress
         ) as engine:
@@ -310,9 +318,30 @@ def evaluate(
                             bits_a_weight(package),
                             quality,
                             label(quality, text, base, precision=precision, kv=kv),
+                            _same_values(base, package),
                         )
                     )
     return text, found
+
+
+def how_much(text: Text, models: int, *, software: bool) -> str:
+    """What lies ahead, for people who wait for it."""
+    line = f"evaluates {text.evaluated:,} tokens of {text.name} with "
+    line += "the model" if models == 1 else f"each of {models} models"
+    line += " and with the reference"
+    if software and text.evaluated > text.window:
+        line += (
+            " on a software device, which may take many minutes; "
+            f"--tokens {text.window} evaluates one window"
+        )
+    return line
+
+
+def _same_values(reference: Package, model: Package) -> bool:
+    kept = model.manifest.quant.get("weights"), reference.manifest.quant.get("weights")
+    source = model.manifest.source.get("sha256")
+    same = source is not None and source == reference.manifest.source.get("sha256")
+    return kept == ("keep", "fp32") and same
 
 
 def to_markdown(text: Text, models: Sequence[ModelQuality], device: str) -> str:

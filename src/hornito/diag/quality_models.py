@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +47,7 @@ def measure_models(
     *,
     weights: str | None = None,
     verify: bool = False,
+    note: Callable[[str], object] = lambda line: None,
 ) -> tuple[Text, list[ModelQuality], str]:
     """The quality of each model beside a reference, and the device in one line.
 
@@ -55,6 +56,7 @@ def measure_models(
         reference: a package or source; by default the fp32 tier of the models' source.
         weights: how a source among the models is compiled.
         verify: check every byte of the packages first.
+        note: called with a line that says how much there is to do, before it is begun.
 
     Raises:
         UsageError: a model has no reference, or can't be written.
@@ -79,6 +81,7 @@ def measure_models(
             precision=options.precision,
             kv=options.kv,
             progress=progress,
+            note=note,
         )
         line = f"{device.info.name} ({device.info.kind}), {device.info.driver_name}"
     if options.store:
