@@ -314,6 +314,26 @@ def test_e8_other_settings_are_named(
     assert message in live(tmp_path / "forged", SessionError)
 
 
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"rope_theta": 5e5}, "this is a snapshot of another model, which was made with rope"),
+        ({"weights": "int4"}, "another package of this one, which was made with weights"),
+        ({}, "another package of this one, which was made with package"),
+    ],
+)
+def test_e8_another_model_is_said_first(
+    file: Path,
+    tmp_path: Path,
+    live: Callable[..., str],
+    more: dict[str, object],
+    message: str,
+) -> None:
+    changed = {"package": "0" * 64, **more}
+    forge(file, tmp_path / "forged", lambda facts: facts["identity"].update(changed))
+    assert message in live(tmp_path / "forged", SessionError)
+
+
 def test_e8_other_models_and_settings(device: Device, compiled: Compiled, tmp_path: Path) -> None:
     """E8: the real thing: other weights, KV types, windows, bases, factors and models."""
 

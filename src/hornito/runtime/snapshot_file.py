@@ -36,6 +36,8 @@ Array = npt.NDArray[Any]
 FORMAT_VERSION = 1
 KEY = "hornito.snapshot"
 HASH_KEY = "hornito.snapshot.sha256"
+_SHAPES = ("rope_theta", "rope_scaling", "windows", "kinds")
+"""Fields of an identity that every package of one model has alike."""
 
 
 def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> int:
@@ -190,9 +192,18 @@ def _check_identity(mine: dict[str, Any], other: dict[str, Any], path: str) -> N
     for field in [*mine, *sorted(set(other) - set(mine))]:
         if mine.get(field) != other.get(field):
             raise SessionError(
-                f"{path}: the snapshot was made with {field} = {other.get(field)!r}; this session "
-                f"has {mine.get(field)!r}"
+                f"{path}: {_whose(mine, other)} was made with {field} = {other.get(field)!r}; this "
+                f"session has {mine.get(field)!r}"
             )
+
+
+def _whose(mine: dict[str, Any], other: dict[str, Any]) -> str:
+    """How a message about a snapshot begins, which is with what matters most to people."""
+    if mine.get("package") == other.get("package"):
+        return "the snapshot"
+    if any(mine.get(field) != other.get(field) for field in _SHAPES):
+        return "this is a snapshot of another model, which"
+    return "this is a snapshot of another model, or of another package of this one, which"
 
 
 def _check_ids(engine: Engine, facts: dict[str, Any], path: str) -> None:
