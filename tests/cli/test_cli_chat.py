@@ -71,6 +71,8 @@ def test_settings() -> None:
     assert settings.stop == ()
     for name, value, message in (
         ("colour", "red", "no setting is called 'colour'; there are max-tokens"),
+        ("tempp", "0", "'tempp'; did you mean 'temp'"),
+        ("temperatur", "0", "did you mean 'temperature'"),
         ("max-tokens", "0", "'0' is no whole number from 1"),
         ("ignore-eos", "maybe", "neither on nor off"),
         ("stop", "", "needs a value"),
@@ -102,21 +104,19 @@ def talk(
     capsys: pytest.CaptureFixture[str],
     text: str,
     *options: str,
-    verb: str = "chat",
 ) -> tuple[int, list[str], list[str]]:
     """Exit code, lines of stdout and lines of stderr of a chat from a pipe."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
-    code = main([verb, str(model), "--max-tokens", "6", "--context", "512", *options])
+    code = main(["chat", str(model), "--max-tokens", "6", "--context", "512", *options])
     captured = capsys.readouterr()
     return code, captured.out.splitlines(), captured.err.splitlines()
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("verb", ["chat", "run"])
 def test_lines_from_a_pipe(
-    verb: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, _, err = talk(model, monkeypatch, capsys, "hello\n\n/bye\nnever\n", verb=verb)
+    code, _, err = talk(model, monkeypatch, capsys, "hello\n\n/bye\nnever\n")
     assert code == 0
     # The random model finds no end token.
     assert [line for line in err if "cut" in line] == [
@@ -232,6 +232,9 @@ def test_errors_do_not_end_a_chat(
     assert "there is no file none.json" in errors[2]
     for command, message in (
         ("/reset now", "/reset takes nothing"),
+        ("/temp 0", "unknown command /temp; it is a setting: /set temp 0"),
+        ("/temperature", "/set temp VALUE"),
+        ("/rest", "did you mean /reset?"),
         ("/save", "takes one FILE"),
         ("/save 'a", "No closing quotation"),
         ("/set max-tokens x", "no whole number"),

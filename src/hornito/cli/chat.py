@@ -6,6 +6,7 @@ With `--via COMMAND` the model runs behind a command, and only its words are on 
 from __future__ import annotations
 
 import argparse
+import difflib
 import shlex
 import signal
 import sys
@@ -28,7 +29,7 @@ from hornito.cli.options import (
 )
 from hornito.cli.output import rate
 from hornito.cli.screen import Screen
-from hornito.cli.settings import describe_settings, set_setting
+from hornito.cli.settings import describe_settings, set_setting, setting_named
 from hornito.errors import DeviceLostError, HornitoError, UsageError, size_text
 from hornito.progress import TerminalProgress
 
@@ -248,11 +249,18 @@ class Chat:
         word, _, rest = entry.text.partition(" ")
         if word in self._commands:
             self._commands[word](rest.strip())
-        else:
-            raise UsageError(
-                f"unknown command {word}; /help lists them. (To send a text that begins with /, "
-                'put it between """)'
-            )
+            return
+        setting = setting_named(word.removeprefix("/"))
+        close = difflib.get_close_matches(word, [*self._commands, "/bye"], 1)
+        hint = "/help lists them"
+        if setting is not None:
+            hint = f"it is a setting: /set {setting} {rest.strip() or 'VALUE'}"
+        elif close:
+            hint = f"did you mean {close[0]}? {hint}"
+        raise UsageError(
+            f"unknown command {word}; {hint}. (To send a text that begins with /, put it "
+            'between """)'
+        )
 
     def _answer(self, text: str) -> None:
         conversation, screen = self._conversation, self._screen

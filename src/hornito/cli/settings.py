@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -39,6 +40,13 @@ _SAMPLING = {flag.removeprefix("--"): (key, convert) for flag, key, convert, *_ 
 _ALIASES = {key.replace("_", "-"): name for name, (key, _) in _SAMPLING.items()}
 
 
+def setting_named(name: str) -> str | None:
+    """The setting of a name, in whatever spelling; None when there is none."""
+    name = name.removeprefix("--").replace("_", "-")
+    name = _ALIASES.get(name, name)
+    return name if name in SETTINGS or name in _SAMPLING else None
+
+
 def set_setting(settings: ChatSettings, name: str, text: str, only: Sequence[str] = ()) -> None:
     """Change one setting.
 
@@ -48,11 +56,13 @@ def set_setting(settings: ChatSettings, name: str, text: str, only: Sequence[str
     Raises:
         UsageError: no such setting, or a value that it does not take.
     """
-    name = name.removeprefix("--").replace("_", "-")
-    name = _ALIASES.get(name, name)
-    if name not in SETTINGS and name not in _SAMPLING:
-        names = ", ".join(only or [*SETTINGS, *_SAMPLING])
-        raise UsageError(f"no setting is called '{name}'; there are {names}")
+    found = setting_named(name)
+    if found is None:
+        there = list(only or [*SETTINGS, *_SAMPLING])
+        close = difflib.get_close_matches(name, [*there, *([] if only else _ALIASES)], 1)
+        hint = f"; did you mean '{close[0]}'?" if close else ""
+        raise UsageError(f"no setting is called '{name}'{hint}; there are {', '.join(there)}")
+    name = found
     if only and name not in only:
         raise UsageError(
             f"{name} is the runner's: give it in the command of --via. Here there are "
