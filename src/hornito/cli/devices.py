@@ -35,7 +35,9 @@ def run(arguments: argparse.Namespace) -> int:
             )
             for device in devices
         ]
-        print_table(("index", "name", "kind", "driver", "pci", "uuid", "usable"), rows)
+        print_table(
+            ("index", "name", "kind", "driver", "pci", "uuid", "usable"), rows, records=True
+        )
     if not any(device.usable for device in devices):
         raise NoDeviceError(
             f"none of {len(devices)} Vulkan devices is usable; a driver is needed, such as the one"

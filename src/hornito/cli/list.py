@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         for model in models
     ]
-    print_table(("name", "kind", "size", "weights", "last use", "source"), rows)
+    print_table(("name", "kind", "size", "weights", "last use", "source"), rows, records=True)
     total = sum(model.bytes for model in models)
     print(f"\n{megabytes(total)} in {cache_directory()}; `hornito rm NAME` frees it")
     return 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +22,24 @@ def print_fields(fields: Iterable[tuple[str, object]]) -> None:
         print(f"{name:<{width}}  {value}")
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Left-aligned columns on stdout."""
+def print_table(
+    header: Sequence[str], rows: Iterable[Sequence[object]], *, records: bool = False
+) -> None:
+    """Left-aligned columns on stdout.
+
+    Args:
+        records: on a terminal that is too narrow for the columns, a row is printed as lines of
+            `name  value`; it is for tables of few rows.
+    """
     cells = [list(header), *([str(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    wide = sum(widths) + 2 * (len(widths) - 1)
+    if records and sys.stdout.isatty() and wide > shutil.get_terminal_size().columns:
+        for number, row in enumerate(cells[1:]):
+            if number:
+                print()
+            print_fields(zip(header, row, strict=True))
+        return
     for row in cells:
         print("  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip())
 
