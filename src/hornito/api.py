@@ -20,7 +20,7 @@ from hornito.plan.plan import PlanOptions, chunk_sizes
 from hornito.plan_summary import context_warning, plan_summary, room_advice
 from hornito.prefixes import prefix_of_chat, prefix_of_ids
 from hornito.progress import NullProgress, Progress
-from hornito.request import AnswerKeywords, Request
+from hornito.request import DEFAULT_MAX_TOKENS, AnswerKeywords, Request
 from hornito.runtime.engine import DEFAULT_POLICY, Engine
 from hornito.runtime.memory import fit_context
 from hornito.runtime.overflow import REFUSE, Overflow
@@ -280,7 +280,7 @@ class LLM:
         request = self._request(keywords)
         return generate_batch(
             self,
-            [self._prompt_ids(one, request.overflow) for one in prompts],
+            [self._prompt_ids(one, request.overflow, request.max_tokens) for one in prompts],
             lambda sampler: self._new_answer(request, sampler),
             lambda tokens: self._sampler(request, tokens),
             max_tokens=request.max_tokens,
@@ -408,14 +408,14 @@ class LLM:
         """
         request = self._request(keywords)
         if prefix is None:
-            ids = self._prompt_ids(prompt, request.overflow)
+            ids = self._prompt_ids(prompt, request.overflow, request.max_tokens)
             return self._stream(ids, request)
         prefix.check()
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt, add_bos=False)
         else:
             ids = token_ids("the prompt", prompt)
-        self._check_length(prefix.position + len(ids), request.overflow)
+        self._check_length(prefix.position + len(ids), request.overflow, request.max_tokens)
         return self._stream_behind(prefix, ids, request)
 
     def _request(self, keywords: AnswerKeywords) -> Request:
@@ -435,22 +435,31 @@ class LLM:
         constraint = None if request.form is None else self.grammars.start(request.form)
         return Sampler.start(request.params, prompt_tokens, constraint)
 
-    def _prompt_ids(self, prompt: str | Sequence[int], overflow: Overflow = REFUSE) -> list[int]:
-        """The ids of a prompt, which must fit unless the policy shortens it."""
+    def _prompt_ids(
+        self,
+        prompt: str | Sequence[int],
+        overflow: Overflow = REFUSE,
+        answer: int = DEFAULT_MAX_TOKENS,
+    ) -> list[int]:
+        """The ids of a prompt, which must fit unless the policy shortens it.
+
+        Args:
+            answer: tokens that shall follow; errors advise a context that has room for them.
+        """
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         else:
             ids = token_ids("the prompt", prompt)
         if not ids:
             raise UsageError("the prompt is empty")
-        self._check_length(len(ids), overflow)
+        self._check_length(len(ids), overflow, answer)
         return ids
 
-    def _check_length(self, length: int, overflow: Overflow) -> None:
+    def _check_length(self, length: int, overflow: Overflow, answer: int) -> None:
         if length > self.context and not overflow.applies(length, self.context):
             raise ContextOverflowError(
                 f"the prompt has {length} tokens; the context holds {self.context}. "
-                f"{room_advice(self, length)}; or shorten the prompt, or have it shortened "
+                f"{room_advice(self, length, answer)}; or shorten the prompt, or have it shortened "
                 "(--overflow truncate, or overflow=Overflow('truncate'))",
                 tokens=length,
                 context=self.context,

@@ -115,9 +115,10 @@ class Conversation(Dialogue):
         context = self.llm.context
         overflow = Overflow.of(self.settings.overflow)
         if len(ids) >= context and overflow.policy == "error":
+            advice = room_advice(self.llm, len(ids) + 1, self.settings.max_tokens)
             raise ContextOverflowError(
                 f"with this message the conversation has {len(ids)} tokens; the context holds "
-                f"{context}, answer included. {room_advice(self.llm, len(ids) + 1)}; or start over "
+                f"{context}, answer included. {advice}; or start over "
                 "(/reset), shorten the message, or have the conversation shortened (--overflow "
                 "truncate, or overflow=Overflow('truncate'))",
                 tokens=len(ids),

@@ -24,10 +24,11 @@ def context_warning(context: int, facts: Mapping[str, Any]) -> str:
     )
 
 
-def room_advice(llm: LLM, needed: int) -> str:
-    """How to make room for `needed` positions, unless the model has no more."""
+def room_advice(llm: LLM, needed: int, wanted: int = 0) -> str:
+    """How to make room for `needed` positions and, where the model has them, `wanted` more."""
     most = llm.model_context
     if needed <= most:
+        needed = min(needed + wanted, most)
         return f"Load with a larger context (--context {needed}, or context={needed})"
     if llm.context < most:
         return f"The model was made for {most} at most (--context {most}, or context={most})"

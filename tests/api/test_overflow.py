@@ -71,6 +71,18 @@ def test_e7_error_is_the_default(small: LLM) -> None:
         assert out.token_ids == want.token_ids
 
 
+def test_the_advised_context_holds_an_answer(small: LLM) -> None:
+    most = small.model_context
+    for call, room in (
+        (lambda: small.generate(IDS, max_tokens=20), 20),
+        (lambda: small.generate([IDS], max_tokens=21), 21),
+        (lambda: small.generate(IDS, max_tokens=1 << 20), most - 90),
+        (lambda: small.prefill(IDS), 256),
+    ):
+        with pytest.raises(ContextOverflowError, match=rf"--context {min(90 + room, most)},"):
+            call()
+
+
 def test_e7_truncate_equals_a_fresh_run(small: LLM) -> None:
     """E7: a prompt too long, an answer that outgrows the context once and again, alone and in a
     list beside others."""

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -209,8 +210,10 @@ def test_run_on_the_evaluator(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     assert out.strip() == ",".join(map(str, expected))
     assert "not the GPU: slow, and for comparison only" in err
+    assert "the answer was cut at 6 tokens; --max-tokens 12 allows more" in err
     assert main(["run", LLAMA, "--ids", IDS, *options, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["token_ids"] == expected
+    out, err = capsys.readouterr()
+    assert json.loads(out)["token_ids"] == expected and "cut" not in err
 
 
 def test_run_tensors_on_the_evaluator(
@@ -235,6 +238,9 @@ def test_the_evaluator_is_greedy(options: list[str], capsys: pytest.CaptureFixtu
     assert f"most likely tokens, and no {options[0]}" in capsys.readouterr().err
 
 
-def test_a_chat_needs_the_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_needs_the_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     assert main(["run", LLAMA, "--backend", "cpu"]) == 2
     assert "--backend cpu needs a prompt" in capsys.readouterr().err

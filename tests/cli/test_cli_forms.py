@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +49,9 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
         form_keywords(parsed("--json-schema", str(path)))
 
 
-def test_a_chat_has_no_form(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_chat_has_no_form(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     assert main(["run", "m.vxm", "--regex", "a"]) == 2
     assert "--regex needs a prompt" in capsys.readouterr().err

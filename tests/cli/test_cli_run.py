@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +16,10 @@ from typing import Any
 import pytest
 
 import hornito
+from hornito.cli import stdin
 from hornito.cli.main import main
 from hornito.errors import ContextOverflowError, DeviceMemoryError, NoDeviceError
-from hornito.runtime.results import Chunk, Timings
+from hornito.runtime.results import Chunk, Timings, TokenLogprob
 
 
 @dataclass
@@ -27,6 +30,11 @@ class FakeLLM:
     has_chat_template: bool = True
     device_line: str = "test device"
     feature_line: str = "float16"
+    context: int = 512
+    model_context: int = 512
+    tokenizer: SimpleNamespace = field(
+        default_factory=lambda: SimpleNamespace(token_bytes={7: b" Paris", 8: b"."}.get)
+    )
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     closed: bool = False
 
@@ -121,6 +129,127 @@ def test_stdin(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", text)
     assert main(["run", "m.vxm", "-", "--raw"]) == 0
     assert llm.calls[1][:2] == ("stream", "é\n")
+
+
+def stdin_of(
+    monkeypatch: pytest.MonkeyPatch, data: bytes, *, pipe: bool = True, terminal: bool = False
+) -> None:
+    """Stdin that holds `data` and has come to its end: a pipe, or the null device."""
+    there, back = os.pipe() if pipe else (os.open(os.devnull, os.O_RDONLY), None)
+    if back is not None:
+        os.write(back, data)
+        os.close(back)
+    file = io.TextIOWrapper(os.fdopen(there, "rb"))
+    monkeypatch.setattr(file, "isatty", lambda: terminal, raising=False)
+    monkeypatch.setattr("sys.stdin", file)
+
+
+def test_stdin_is_the_prompt_where_there_is_none(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stdin_of(monkeypatch, "Où?\n".encode())
+    assert main(["run", "m.vxm", "--raw"]) == 0
+    assert llm.calls[1][:2] == ("stream", "Où?")
+    for words in ([], ["-"]):
+        for pipe in (True, False):
+            stdin_of(monkeypatch, b"\n" if pipe else b"", pipe=pipe)
+            capsys.readouterr()
+            assert main(["run", "m.vxm", *words]) == 2
+            assert "there is no prompt: stdin is empty. Give PROMPT" in capsys.readouterr().err
+    stdin_of(monkeypatch, b"caf\xe9")
+    assert main(["run", "m.vxm"]) == 2
+    assert "stdin is not UTF-8" in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["run", "m.vxm"]) == 2
+
+
+def test_text_beside_a_prompt_comes_before_it(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for data, pipe, want in (
+        (b"A text.\n\n", True, "A text.\n\nSummarise"),
+        (b"", True, "Summarise"),
+        (b"", False, "Summarise"),
+    ):
+        llm.calls.clear()
+        stdin_of(monkeypatch, data, pipe=pipe)
+        assert main(["run", "m.vxm", "Summarise", "--raw"]) == 0
+        assert llm.calls[1][:2] == ("stream", want)
+    monkeypatch.setattr("sys.stdin", None)
+    assert main(["run", "m.vxm", "Summarise", "--raw"]) == 0
+
+
+def test_a_writer_that_keeps_quiet_is_named(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there, back = os.pipe()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(os.fdopen(there, "rb")))
+    said = threading.Event()
+
+    def note() -> None:
+        stdin._say_waiting()
+        said.set()
+        os.close(back)
+
+    monkeypatch.setattr(stdin, "_PATIENCE", 0.01)
+    timer = threading.Timer
+    monkeypatch.setattr(stdin, "Timer", lambda seconds, _: timer(seconds, note))
+    assert main(["run", "m.vxm", "Hi"]) == 0 and said.is_set()
+    assert "reading the text before the prompt from stdin" in capsys.readouterr().err
+
+
+def test_a_chat_begins_on_a_terminal(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    chats: list[Any] = []
+    monkeypatch.setattr("hornito.cli.chat.run", lambda arguments: chats.append(arguments) or 0)
+    stdin_of(monkeypatch, b"", terminal=True)
+    assert main(["run", "m.vxm"]) == 0
+    assert chats[0].max_tokens == 1024 and not llm.calls
+
+
+@pytest.mark.parametrize(
+    ("most", "context", "message"),
+    [
+        (3, 64, "the answer was cut at 3 tokens; --max-tokens 6 allows more"),
+        (9, 64, "the context of 64 tokens is full; --context holds more, and --overflow truncate"),
+        (9, 512, "the context of 512 tokens is full; --overflow truncate goes on with the end"),
+    ],
+)
+def test_a_cut_answer_is_told(
+    llm: FakeLLM,
+    most: int,
+    context: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def chunks() -> Iterator[Chunk]:
+        yield Chunk(" Paris", (7, 8, 2), "length", Timings(31, 0.5, 2, 0.25))
+
+    llm.context = context
+    monkeypatch.setattr(llm, "_chunks", chunks)
+    assert main(["run", "m.vxm", "Hi", "--max-tokens", str(most)]) == 0
+    out, err = capsys.readouterr()
+    assert out == " Paris\n" and message in err and len(err.splitlines()) == 1
+    assert main(["run", "m.vxm", "Hi", "--max-tokens", str(most), "--json"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_logprobs_show_texts(
+    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def chunks() -> Iterator[Chunk]:
+        places = (TokenLogprob(7, -0.25, ((7, -0.25), (8, -1.5))),)
+        yield Chunk(" Paris", (7,), "stop", Timings(31, 0.5, 2, 0.25), places)
+
+    monkeypatch.setattr(llm, "_chunks", chunks)
+    assert main(["run", "m.vxm", "Hi", "--logprobs", "2"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "log-probability of each token, then the 2 most likely ones of its place:",
+        "7 ' Paris': -0.2500  7 ' Paris': -0.2500  8 '.': -1.5000",
+    ]
+    llm.has_tokenizer = False
+    assert main(["run", "m.vxm", "--ids", "1", "--logprobs", "2"]) == 0
+    assert capsys.readouterr().err.splitlines()[1] == "7: -0.2500  7: -0.2500  8: -1.5000"
 
 
 def test_ids(llm: FakeLLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_biases_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_f6_ranges_are_checked_before_the_model_is_loaded(
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words, message in (
         (["--temp", "nan"], "--temp must be from 0 to 100, not nan"),
@@ -79,6 +80,7 @@ def test_f6_ranges_are_checked_before_the_model_is_loaded(
     ):
         assert main(["run", "no/such/model", "hi", *words]) == 2
         assert message in capsys.readouterr().err
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     assert main(["run", "no/such/model", "--logprobs", "0"]) == 2
     assert "--logprobs needs a prompt" in capsys.readouterr().err
 
@@ -105,7 +107,8 @@ def test_run_with_seed_and_logprobs(
     captured = capsys.readouterr()
     assert ",".join(map(str, free["token_ids"])) in captured.out
     listed = [line for line in captured.err.splitlines() if ": -" in line]
-    assert [int(line.split(":")[0]) for line in listed] == free["token_ids"]
+    assert [int(line.split()[0]) for line in listed] == free["token_ids"]
+    assert "log-probability of each token:" in captured.err
 
 
 def test_errors_name_the_options(capsys: pytest.CaptureFixture[str]) -> None:

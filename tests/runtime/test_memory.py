@@ -321,7 +321,7 @@ def test_room_is_advised_up_to_the_models_own_maximum(compiled: Compiled, kernel
         assert room_advice(llm, most + 1) == (
             f"The model was made for {most} at most (--context {most}, or context={most})"
         )
-        with pytest.raises(ContextOverflowError, match=r"--context 70.*--overflow truncate"):
+        with pytest.raises(ContextOverflowError, match=r"--context 326.*--overflow truncate"):
             llm.generate([5] * 70)
     with hornito.load(compiled("llama-tiny")) as llm:
         assert room_advice(llm, most + 1) == f"The model was made for {most} at most"

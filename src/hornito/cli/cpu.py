@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from hornito.cli.output import print_json, rate
+from hornito.cli.output import print_json, rate, say_cut
 from hornito.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ def run_text(arguments: argparse.Namespace, prompt: str | list[int]) -> int:
         reason = "stop" if tokens and tokens[-1] in ends else "length"
         text = _text(package, [token for token in tokens if token not in ends])
     _print(arguments, text, tokens, reason, seconds)
+    if reason == "length" and not arguments.json:
+        asked = arguments.max_tokens or 256
+        say_cut(len(tokens), asked, context, int(facts["context_length"]))
     return 0
 
 

@@ -55,6 +55,19 @@ def rate(tokens: int, seconds: float) -> str:
     return f"{text}, {tokens / seconds:.1f} tok/s" if seconds > 0 else text
 
 
+def say_cut(count: int, most: int, context: int, model_context: int) -> None:
+    """On stderr: what ended an answer of `count` tokens that the model did not end."""
+    if count >= most:
+        why = f"at {most} tokens; --max-tokens {2 * most} allows more"
+    else:
+        more = "--context holds more, and " if context < model_context else ""
+        why = (
+            f"for the context of {context} tokens is full; {more}--overflow truncate goes on with "
+            "the end"
+        )
+    print(f"hornito: the answer was cut {why}", file=sys.stderr, flush=True)
+
+
 def describe_quality(label: Mapping[str, Any]) -> str:
     """The `quality` of a manifest on one line; what is not there is left out."""
     reference = label.get("reference")

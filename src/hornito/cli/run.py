@@ -1,4 +1,7 @@
-"""`hornito run MODEL PROMPT`: one answer, streamed to stdout; without a prompt, a chat."""
+"""`hornito run MODEL PROMPT`: one answer, streamed to stdout.
+
+Without a prompt there is a chat on a terminal; from a pipe or a file, stdin is the prompt.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ from hornito.cli.options import (
     sampling_keywords,
     token_ids,
 )
-from hornito.cli.output import print_json, rate
+from hornito.cli.output import print_json, rate, say_cut
+from hornito.cli.stdin import on_terminal, piped_text, stdin_text
 from hornito.cli.tensors import add_tensors
 from hornito.cli.tensors import run as run_tensors
 from hornito.errors import HornitoError, UsageError
@@ -47,8 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt",
         metavar="PROMPT",
         nargs="?",
-        help="text; '-' reads it from stdin (one newline at the end is dropped); "
-        "without it, a chat begins",
+        help="text; '-' reads it from stdin (one newline at the end is dropped). Without it a chat "
+        "begins on a terminal, and what is piped in is the prompt; text that is piped in beside "
+        "PROMPT comes before it, with an empty line between",
     )
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
     parser.add_argument("--ids", type=token_ids, help="prompt as token ids: 1,2,3", metavar="IDS")
@@ -118,27 +123,27 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _prompt(arguments: argparse.Namespace) -> str | list[int] | None:
-    """What to answer; None for a chat."""
+    """What to answer; None for a chat.
+
+    Raises:
+        UsageError: several prompts are given, or one that is empty or no text.
+    """
     given = [arguments.prompt, arguments.prompt_file, arguments.ids]
     count = sum(value is not None for value in given)
     if count > 1:
         raise UsageError("give one of PROMPT ('-' reads stdin), --prompt-file and --ids")
     if count == 0:
-        return None
+        return None if on_terminal() else stdin_text()
     if arguments.ids is not None:
         ids: list[int] = arguments.ids
         return ids
     if arguments.prompt_file is not None:
         return read_text_file("--prompt-file", arguments.prompt_file)
     text: str = arguments.prompt
-    return _text(sys.stdin.buffer.read(), "stdin") if text == "-" else text
-
-
-def _text(data: bytes, where: str) -> str:
-    try:
-        return data.decode("utf-8").removesuffix("\n")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{where} is not UTF-8: {error}") from error
+    if text == "-":
+        return stdin_text()
+    before = piped_text()
+    return f"{before}\n\n{text}" if before.strip() else text
 
 
 def _chat(arguments: argparse.Namespace) -> int:
@@ -199,13 +204,34 @@ def _answer(
             print(",".join(str(token) for piece in pieces for token in piece.token_ids))
     sys.stdout.flush()
     if not arguments.json:
-        for one in join_logprobs(pieces) or ():
-            top = "".join(f"  {token}: {value:.4f}" for token, value in one.top)
-            print(f"{one.token_id}: {one.logprob:.4f}{top}", file=sys.stderr)
+        if last.finish_reason == "length":
+            count = sum(len(piece.token_ids) for piece in pieces)
+            say_cut(count, arguments.max_tokens, llm.context, llm.model_context)
+        _print_logprobs(llm, pieces)
     if arguments.stats and last.timings is not None:
         gpu_seconds = timer.seconds() if timer is not None else None
         print("\n".join(_statistics(llm, last, gpu_seconds)), file=sys.stderr, flush=True)
     return INTERRUPTED if stopping else 0
+
+
+def _print_logprobs(llm: LLM, pieces: list[Chunk]) -> None:
+    """On stderr: a line for each token, with its text, and the most likely ones of its place."""
+    from hornito.serve.tokens import token_text
+
+    places = join_logprobs(pieces)
+    if not places:
+        return
+    tokenizer = llm.tokenizer if llm.has_tokenizer else None
+
+    def shown(token: int, logprob: float) -> str:
+        text = "" if tokenizer is None else f" {token_text(tokenizer, token)!r}"
+        return f"{token}{text}: {logprob:.4f}"
+
+    most = f", then the {len(places[0].top)} most likely ones of its place" if places[0].top else ""
+    print(f"log-probability of each token{most}:", file=sys.stderr)
+    for place in places:
+        line = [shown(place.token_id, place.logprob), *(shown(*one) for one in place.top)]
+        print("  ".join(line), file=sys.stderr)
 
 
 def _statistics(llm: LLM, last: Chunk, gpu_seconds: float | None) -> list[str]:
