@@ -80,6 +80,7 @@ def test_sigterm_lets_answers_finish(text_model: Path, tmp_path: Path) -> None:
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
     text = "".join(lines)
+    assert "requests without a temperature: 0\n" in text
     assert "every tensor operation on the device" in text and "Traceback" not in text
     assert "warning: everyone" not in text and "/v1, model 'mine')" in text
 
@@ -94,6 +95,7 @@ def test_ctrl_c(text_model: Path) -> None:
         assert process.stdout is not None and process.stdout.read() == ""
     assert any("--api-key KEY" in line for line in lines)
     assert any("GET /health" in line for line in lines)
+    assert "requests without a temperature: 1 (`hornito run` has 0: --temp 0)\n" in lines
     assert "Traceback" not in "".join(lines)
 
 

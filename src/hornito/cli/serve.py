@@ -155,6 +155,7 @@ def _encoder(arguments: argparse.Namespace, path: Path, name: str) -> Service:
 
 def _text_model(arguments: argparse.Namespace, name: str) -> Service:
     from hornito.serve.metrics import Metrics
+    from hornito.serve.requests import usual_temperature
     from hornito.serve.scheduler import Scheduler
     from hornito.serve.service import TextService
 
@@ -175,7 +176,11 @@ def _text_model(arguments: argparse.Namespace, name: str) -> Service:
     )
     metrics.follow(scheduler)
     print(f"hornito: {llm.device_line}\n{llm.plan_summary()}", file=sys.stderr)
-    return TextService(scheduler, metrics, name, sampling)
+    service = TextService(scheduler, metrics, name, sampling)
+    usual = usual_temperature(service.defaults)
+    why = "" if usual == 0 or "temperature" in sampling else " (`hornito run` has 0: --temp 0)"
+    print(f"requests without a temperature: {usual:g}{why}", file=sys.stderr)
+    return service
 
 
 def _name(model: str) -> str:

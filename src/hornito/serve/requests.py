@@ -213,6 +213,18 @@ def tools_field(fields: Fields) -> ToolUse:
         raise ApiError(400, str(error), param=name[0] if name else "tools") from error
 
 
+def usual_temperature(defaults: Defaults) -> float:
+    """What a request without a temperature gets."""
+    params = sampling_params(_usual(defaults), defaults.generation_config)  # type: ignore[arg-type]
+    return params.temperature
+
+
+def _usual(defaults: Defaults) -> dict[str, Any]:
+    """Keywords of `sampling_params` for a request that gives none."""
+    base = {} if defaults.sampling.get("sampling") == "model" else {"temperature": 1.0}
+    return {**base, **defaults.sampling}
+
+
 def _params(fields: Fields, defaults: Defaults, logprobs: int | None) -> SamplingParams:
     given = {name: fields.any(name) for name in _SAMPLING if name in fields}
     seed = fields.take("seed", int)
@@ -222,8 +234,7 @@ def _params(fields: Fields, defaults: Defaults, logprobs: int | None) -> Samplin
         given["seed"] = seed % SEED_LIMIT
     if biases := fields.take("logit_bias", dict, {}):
         given["logit_bias"] = _biases(fields, biases)
-    base = {} if defaults.sampling.get("sampling") == "model" else {"temperature": 1.0}
-    keywords = {**base, **defaults.sampling, **given, "logprobs": logprobs}
+    keywords = {**_usual(defaults), **given, "logprobs": logprobs}
     try:
         params = sampling_params(keywords, defaults.generation_config)  # type: ignore[arg-type]
         params.check_vocabulary(defaults.vocabulary)
