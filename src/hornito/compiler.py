@@ -319,7 +319,8 @@ def _tensor(
     except FormatError as error:
         raise FormatError(f"weight {name}: {error}") from error
     shape = (size,) if stored.quantised else weight.shape
-    return name, DTYPES.get(stored.name, "U8"), shape, lambda: pack(stored, data, workers)
+    pieces = partial(pack, stored, data, workers, checked=True)
+    return name, DTYPES.get(stored.name, "U8"), shape, pieces
 
 
 def _recompile(

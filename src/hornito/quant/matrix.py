@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from hornito.graph.finite import finite_rows
 from hornito.graph.weights import WeightData
 from hornito.parallel import Workers, workers_or_own
 from hornito.quant.compensate import Columns, Sweep, round_compensated, sweep
@@ -102,6 +103,7 @@ def quantise_matrix(
 
     Raises:
         UnsupportedError: there is no rounding to that format.
+        FormatError: a number is not finite.
     """
     with workers_or_own(workers) as threads:
         job = _rounded(threads, fmt, data, statistics, advance)
@@ -113,6 +115,7 @@ def quantised_bytes(fmt: WeightFormat, data: WeightData, workers: Workers | None
 
     Raises:
         UnsupportedError: there is no rounding to that format.
+        FormatError: a number is not finite.
     """
     with workers_or_own(workers) as threads:
         return _rounded(threads, fmt, data, None, None).stored
@@ -161,7 +164,7 @@ def _round_rows(job: _Job, rows: tuple[int, int]) -> int:
     Without a sweep they are rounded a few at a time, whose temporaries stay in the cache.
     """
     start, stop = rows
-    x = job.data.rows(start, stop)
+    x = finite_rows(job.data, start, stop)
     runs = [rows] if job.plan else _row_runs(job.data.shape, ELEMENTS_AT_ONCE, start, stop)
     for first, last in runs:
         _keep(job, first, last, _planes(job, x[first - start : last - start]))
@@ -246,7 +249,7 @@ def _column_costs(
     limits = range_of(fmt)
     # A step is the group's largest number over `steps`, and rounding loses a twelfth of its square.
     steps = (limits.high - limits.low) / 2
-    x = data.rows(*rows)
+    x = finite_rows(data, *rows)
     grid = search(fmt, x)  # one that does not favour the columns in question
     quants = integers(fmt, x, grid, SCRATCH.take("quants", x.shape))
     change = numbers(fmt, quants, grid, SCRATCH.take("whole", x.shape))

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hornito.errors import FormatError
+from hornito.graph.finite import finite_rows, not_finite
 from hornito.graph.weights import WeightData, row_blocks, stored_as, stored_rows
 from hornito.parallel import Workers
 from hornito.quant.formats import Bytes, Floats, WeightFormat
@@ -25,7 +26,7 @@ __all__ = ["PackedData", "holds_exactly", "pack", "plain", "unpack"]
 
 
 def pack(
-    fmt: WeightFormat, data: WeightData, workers: Workers | None = None
+    fmt: WeightFormat, data: WeightData, workers: Workers | None = None, *, checked: bool = False
 ) -> Iterator[memoryview]:
     """The bytes of a weight, piece by piece.
 
@@ -36,11 +37,16 @@ def pack(
     Args:
         workers: whose threads round and convert; None for some of the matrix' own, and to convert
             in this thread.
+        checked: refuse numbers and scales of blocks that are not finite also where nothing is
+            rounded to integers.
+
+    Raises:
+        FormatError: a number is not finite.
     """
     if isinstance(data, PackedData) and data.fmt == fmt:
         yield data.read()
     elif not fmt.quantised:
-        convert = partial(_plain_rows, fmt, data)
+        convert = partial(_plain_rows, fmt, data, checked)
         blocks = row_blocks(data.shape)
         yield from (
             map(convert, blocks)
@@ -48,13 +54,16 @@ def pack(
             else workers.in_order(convert, blocks, CONVERTED_AT_ONCE)
         )
     elif holds_exactly(fmt, data):
-        yield from _repacked(fmt, data)
+        yield from _repacked(fmt, data, checked)
     else:
         yield quantised_bytes(fmt, data, workers).data
 
 
-def _plain_rows(fmt: WeightFormat, data: WeightData, rows: tuple[int, int]) -> memoryview:
-    return np.ascontiguousarray(plain(fmt, data.rows(*rows))).data.cast("B")
+def _plain_rows(
+    fmt: WeightFormat, data: WeightData, checked: bool, rows: tuple[int, int]
+) -> memoryview:
+    x = finite_rows(data, *rows) if checked else data.rows(*rows)
+    return np.ascontiguousarray(plain(fmt, x)).data.cast("B")
 
 
 def holds_exactly(fmt: WeightFormat, data: WeightData) -> bool:
@@ -64,13 +73,15 @@ def holds_exactly(fmt: WeightFormat, data: WeightData) -> bool:
     return bool(fmt.ggml) and stored_as(data) == fmt.ggml
 
 
-def _repacked(fmt: WeightFormat, data: WeightData) -> Iterator[memoryview]:
+def _repacked(fmt: WeightFormat, data: WeightData, checked: bool) -> Iterator[memoryview]:
     sizes = fmt.plane_sizes(data.shape)
     written = 0
     later: list[list[Bytes]] = []
     for start, stop in row_blocks(data.shape):
         rows = stored_rows(data, start, stop).reshape(-1, format_by_name(fmt.ggml).nbytes)
         body, *rest = from_blocks(fmt, rows)
+        if checked and not _finite_scales(rest[-1]):
+            raise not_finite(data)
         written += body.nbytes
         later.append(rest)
         yield body.data.cast("B")
@@ -79,6 +90,13 @@ def _repacked(fmt: WeightFormat, data: WeightData) -> Iterator[memoryview]:
         plane = np.concatenate([rest[index].reshape(-1) for rest in later])
         yield plane.data.cast("B")
         yield memoryview(bytes(size - plane.nbytes))
+
+
+def _finite_scales(plane: Bytes) -> bool:
+    """Whether the fp16 numbers of GGUF's blocks are finite, which their last plane, uint8
+    `[n, bytes]`, begins with: one, or two in four bytes or more."""
+    halves = np.ascontiguousarray(plane[:, :4]).view("<u2")
+    return bool(((halves & np.uint16(0x7C00)) != 0x7C00).all())
 
 
 def plain(fmt: WeightFormat, values: Floats) -> npt.NDArray[Any]:
