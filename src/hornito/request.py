@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from hornito.arguments import texts, whole
@@ -14,6 +15,21 @@ from hornito.structured.formats import ResponseFormat, choose_format
 
 DEFAULT_MAX_TOKENS = 256
 _FORM = ("response_format", "regex", "grammar")
+_ELSEWHERE = {
+    "json_schema": "response_format={'type': 'json_schema', 'json_schema': {'schema': ...}}",
+    "schema": "response_format={'type': 'json_schema', 'json_schema': {'schema': ...}}",
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "num_predict": "max_tokens",
+    "n_predict": "max_tokens",
+    "temp": "temperature",
+    "repeat_penalty": "repetition_penalty",
+    "top_logprobs": "logprobs",
+    "tools": "chat(messages, tools=...)",
+    "tool_choice": "chat(messages, tools=..., tool_choice=...)",
+    "system": "chat([{'role': 'system', 'content': ...}, ...])",
+}
+"""Names from other programs, or of other methods, and what to give instead."""
 
 
 class AnswerKeywords(SamplingKeywords, total=False):
@@ -69,9 +85,11 @@ class Request:
         """Check what a caller gave.
 
         Raises:
-            UsageError: a value is out of its range; names the argument and the range.
+            UsageError: a value is out of its range; names the argument and the range. Or there is
+                no argument of that name.
         """
         given: dict[str, Any] = dict(keywords)
+        _check_names(given)
         own = {
             name: given.pop(name)
             for name in ("max_tokens", "stop", "ignore_eos", "continuation", "overflow")
@@ -90,3 +108,20 @@ class Request:
         if form is not None and own.get("ignore_eos"):
             raise UsageError("an answer of a given form ends where the form does: no ignore_eos")
         return cls(params, form=form, **own)
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    """Raise UsageError for a name that is none of `AnswerKeywords`; says which may be meant."""
+    known = [*AnswerKeywords.__annotations__]
+    for name in given:
+        if name in known:
+            continue
+        close = get_close_matches(name, known, 1)
+        if name in _ELSEWHERE:
+            hint = f"give {_ELSEWHERE[name]}. "
+        else:
+            hint = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(
+            f"there is no argument {name!r}; {hint}The arguments of an answer are "
+            f"{', '.join(sorted(known))}"
+        )

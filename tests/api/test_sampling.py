@@ -99,7 +99,7 @@ def test_a_list_of_prompts_is_each_alone(llm: LLM) -> None:
         ({"top_k": 40}, "top_k needs a temperature"),
         ({"logit_bias": {10**6: 1.0}}, "logit_bias names token 1000000; the vocabulary has ids"),
         ({"sampling": "mode"}, "sampling must be 'default' or 'model'"),
-        ({"top": 40}, "no sampling parameter is called 'top'"),
+        ({"top": 40}, "there is no argument 'top'"),
     ),
 )
 def test_f6_wrong_parameters_are_errors_before_any_work(

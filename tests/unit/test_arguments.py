@@ -50,6 +50,28 @@ def test_bad_keywords(keywords: dict[str, Any], message: str) -> None:
         request(**keywords)
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("max_token", "did you mean max_tokens?"),
+        ("topk", "did you mean top_k?"),
+        ("stops", "did you mean stop?"),
+        ("json_schema", "give response_format={'type': 'json_schema', "),
+        ("max_new_tokens", "give max_tokens."),
+        ("tools", "give chat(messages, tools=...)."),
+        ("qqq", ""),
+    ],
+)
+def test_names_that_there_are_not(name: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        request(**{name: 3})
+    message = str(caught.value)
+    assert message.startswith(f"there is no argument {name!r}; {hint}")
+    _, _, names = message.partition("The arguments of an answer are ")
+    listed = names.split(", ")
+    assert listed == sorted(listed) and {"max_tokens", "stop", "top_k", "regex"} <= {*listed}
+
+
 def test_what_stands_for_the_default_or_a_policy() -> None:
     plain = request(stop=None, overflow=None)
     assert plain == request() and plain.stop == () and plain.overflow is REFUSE

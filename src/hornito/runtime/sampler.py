@@ -298,10 +298,12 @@ def sampling_params(
         UsageError: a value is out of range, or a filter was given without a temperature.
     """
     given = dict(keywords)
-    known = {f.name for f in fields(SamplingParams)}
-    unknown = sorted(set(given) - known - {"sampling"})
-    if unknown:
-        raise UsageError(f"no sampling parameter is called {unknown[0]!r}: {', '.join(known)}")
+    known = [*(f.name for f in fields(SamplingParams)), "sampling"]
+    for name in given:
+        if name not in known:
+            raise UsageError(
+                f"no sampling parameter is called {name!r}; there are {', '.join(known)}"
+            )
     source = given.pop("sampling", "default")
     if source not in ("default", "model"):
         raise UsageError(f"sampling must be 'default' or 'model', not {source!r}")
