@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -92,7 +93,10 @@ def serving(
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-    server = Server(arguments.peer, gguf, port, log, context=context)
+    try:
+        server = Server(arguments.peer, gguf, port, log, context=context)
+    except OSError as error:
+        raise HornitoError(f"llama-server does not start: {error}") from error
     try:
         yield server
     finally:
@@ -100,15 +104,23 @@ def serving(
 
 
 def run(arguments: argparse.Namespace, more: list[str]) -> None:
-    """Load both, and measure in rounds."""
+    """Load both, and measure in rounds. Earlier rows stay until both are loaded."""
     folder = arguments.out / f"{arguments.shape}-{arguments.weights}"
     folder.mkdir(parents=True, exist_ok=True)
+    if 0 in arguments.p:
+        raise UsageError("-p: a prompt has at least 1 token")
     cases = []
     if arguments.peer:
         try:
             cases = cases_of(arguments.p, arguments.n, arguments.d)
         except ValueError as error:
             raise UsageError(f"-p and -d with --peer: {error}") from error
+        program = arguments.peer / "llama-server"
+        if not os.access(program, os.X_OK) or not program.is_file():
+            raise UsageError(
+                f"--peer {arguments.peer}: no program llama-server there; "
+                "benchmarks/peer/fetch_llamacpp.sh packs such a folder"
+            )
     package, gguf = models(arguments)
     parser = Parser(prog="beside_peer.py", description="")
     add_model(parser)
@@ -116,12 +128,9 @@ def run(arguments: argparse.Namespace, more: list[str]) -> None:
     most = max(*arguments.p, *(depth + arguments.n for depth in arguments.d))
     if most > loading.context:
         raise UsageError(f"the longest row needs {most} positions; --context {loading.context}")
-    for pattern in ("peer-*.json", "hornito-*.json"):
-        for old in folder.glob(pattern):
-            old.unlink()
     with serving(arguments, gguf, loading.context, folder / "peer.log") as server:
         if server is not None and loading.tune:  # kernels are timed: nobody else may load
-            server.wait_until_ready()
+            wait_for(server)
         began = time.perf_counter()
         with load_model(loading, NullProgress()) as llm:
             facts: dict[str, Any] = {"load_seconds": time.perf_counter() - began}
@@ -130,7 +139,8 @@ def run(arguments: argparse.Namespace, more: list[str]) -> None:
                 facts |= proved(llm)
             if server is not None:
                 with told("waited for the peer"):
-                    server.wait_until_ready()
+                    wait_for(server)
+            forget(folder)  # only now that both can be measured
             for index in range(1, arguments.rounds + 1):
                 if server is not None:
                     with told(f"round {index}, peer"):
@@ -142,6 +152,25 @@ def run(arguments: argparse.Namespace, more: list[str]) -> None:
                 path = folder / f"hornito-{index}.json"
                 path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
                 summaries.write(folder)
+
+
+def wait_for(server: Server) -> None:
+    """Until the peer is ready.
+
+    Raises:
+        HornitoError: it ended, or takes too long.
+    """
+    try:
+        server.wait_until_ready()
+    except RuntimeError as error:
+        raise HornitoError(str(error)) from error
+
+
+def forget(folder: Path) -> None:
+    """Delete the rows of an earlier run."""
+    for pattern in ("peer-*.json", "hornito-*.json"):
+        for old in folder.glob(pattern):
+            old.unlink()
 
 
 def proved(llm: LLM) -> dict[str, Any]:

@@ -104,15 +104,34 @@ def test_without_a_peer(tmp_path: Path, kernels: None) -> None:
     assert summary["peer"] is None and "peer" not in summary["works"][0]
     assert summary["proof_seconds"] > 0 and "proved in" in run.stderr
     assert "| work | Hornito | GB/s |" in run.stdout
-    wrong = beside(tmp_path, "--peer", "nowhere", "-d", "0")
-    assert wrong.returncode == 2 and "no prompt of 0 tokens" in wrong.stderr
-    (tmp_path / "llama-server").write_text("#!/bin/sh\necho no such device; exit 3\n")
-    (tmp_path / "llama-server").chmod(0o755)
-    broken = ["--peer", str(tmp_path), "--gguf", str(tmp_path / "model.gguf"), *SHORT]
-    wrong = beside(tmp_path, *broken)
-    assert wrong.returncode == 2 and "model.gguf: no such file" in wrong.stderr
-    (tmp_path / "model.gguf").touch()
-    wrong = beside(tmp_path, *broken)
-    assert wrong.returncode == 1 and "llama-server ended with 3: no such device" in wrong.stderr
-    wrong = beside(tmp_path, "--context", "4000")
-    assert wrong.returncode == 2 and "the longest row needs 4160 positions" in wrong.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.software
+def test_what_can_not_be_measured_leaves_earlier_rows(tmp_path: Path) -> None:
+    results = tmp_path / "tiny-int4"
+    results.mkdir()
+    rows = [results / "hornito-1.json", results / "peer-1.json"]
+    for path in rows:
+        path.write_text("{}")
+    model, program = tmp_path / "model.gguf", tmp_path / "llama-server"
+
+    def refused(code: int, message: str, *given: str) -> None:
+        wrong = beside(tmp_path, *given)
+        assert wrong.returncode == code and message in wrong.stderr, wrong.stderr
+        assert "Traceback" not in wrong.stderr and all(path.exists() for path in rows)
+
+    refused(2, "no prompt of 0 tokens", "--peer", "nowhere", "-d", "0")
+    refused(2, "-p: a prompt has at least 1 token", "-p", "0")
+    with_peer = ["--peer", str(tmp_path), "--gguf", str(model), *SHORT]
+    refused(2, f"--peer {tmp_path}: no program llama-server there", *with_peer)
+    program.write_text("#!/bin/sh\necho no such device; exit 3\n")
+    refused(2, f"--peer {tmp_path}: no program llama-server there", *with_peer)
+    program.chmod(0o755)
+    refused(2, "model.gguf: no such file", *with_peer)
+    model.touch()
+    refused(1, "beside_peer.py: llama-server ended with 3: no such device", *with_peer)
+    program.write_text("no program\n")
+    refused(1, "llama-server does not start: [Errno 8] Exec format error", *with_peer)
+    refused(4, "'nosuch'", "--device", "nosuch", *SHORT)
+    refused(2, "the longest row needs 4160 positions", "--context", "4000")
