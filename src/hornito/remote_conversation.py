@@ -78,8 +78,8 @@ class RemoteConversation(Dialogue):
             raise UsageError(
                 f"the models don't match: the runner has {theirs.name}, with a vocabulary of "
                 f"{theirs.vocabulary} tokens (sha256 {theirs.sha256[:12]}), and {self._name} here "
-                f"has {mine.size} ({mine.sha256[:12]}). Give `chat` the runner's model, in any "
-                "form; only its tokenizer and chat template are read"
+                f"has {mine.size} ({mine.sha256[:12]}). Give `chat` the runner's model, or a "
+                "copy of its package; only its tokenizer and chat template are read"
             )
 
     def __enter__(self) -> RemoteConversation:

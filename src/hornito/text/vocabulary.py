@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from hornito.text.tokenizer import Tokenizer
 
-_PADDING = re.compile(r"(\[PAD\d+\])?")
+_PADDING = re.compile(r"\[PAD\d+\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,11 @@ class Vocabulary:
 def vocabulary_of(tokenizer: Tokenizer) -> Vocabulary:
     """The vocabulary of a tokenizer, the same for every form of one model.
 
-    Empty ids at the end and GGUF's names for them (`[PAD49153]`) count as none: a GGUF file has
-    them where a Hugging Face directory has no words.
+    GGUF's names of ids without a word (`[PAD49153]`) are empty here, as they are in a Hugging Face
+    directory, and what is empty at the end is left out.
     """
-    words = [tokenizer.id_to_piece(token) for token in range(tokenizer.vocab_size)]
-    while words and _PADDING.fullmatch(words[-1]):
+    pieces = (tokenizer.id_to_piece(token) for token in range(tokenizer.vocab_size))
+    words = ["" if _PADDING.fullmatch(piece) else piece for piece in pieces]
+    while words and not words[-1]:
         words.pop()
     return Vocabulary(len(words), hashlib.sha256("\0".join(words).encode()).hexdigest())
