@@ -109,16 +109,48 @@ def _strings(value: Any) -> list[str]:
     return []
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
 def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Copies of messages that have a role each; UsageError when they are none."""
-    if isinstance(messages, str | Mapping) or not messages:
-        raise UsageError("messages must be a non-empty list of {'role': ..., 'content': ...}")
-    out = []
-    for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise UsageError(f"message {i} must be {{'role': ..., 'content': ...}}: {message!r}")
-        out.append(dict(message))
-    return out
+    """Copies of messages as templates take them: a role and a text each, other keys as they are.
+
+    `developer` becomes `system`, as templates call it, and text parts one text. The content of a
+    message that calls functions may be left out.
+
+    Raises:
+        UsageError: they are no messages; says which, and what it lacks.
+    """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
+        raise UsageError(
+            "messages must be a non-empty list of {'role': ..., 'content': ...}, not "
+            f"{messages!r:.80}"
+        )
+    return [_checked(f"messages[{i}]", message) for i, message in enumerate(messages)]
+
+
+def _checked(where: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise UsageError(f"{where} must be {{'role': ..., 'content': ...}}, not {message!r:.80}")
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        given = "missing" if role is None else f"{role!r:.80}"
+        raise UsageError(f"{where}['role'] must be one of {', '.join(ROLES)}; it is {given}")
+    if content is None and message.get("tool_calls"):
+        content = ""
+    if isinstance(content, list | tuple):
+        content = "".join(_part(f"{where}['content'][{i}]", part) for i, part in enumerate(content))
+    if not isinstance(content, str):
+        given = "missing" if content is None else f"{content!r:.80}"
+        raise UsageError(f"{where}['content'] must be text, or a list of text parts; it is {given}")
+    return {**message, "role": "system" if role == "developer" else role, "content": content}
+
+
+def _part(where: str, part: object) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise UsageError(f"{where} must be {{'type': 'text', 'text': ...}}, not {part!r:.80}")
+    return text
 
 
 class ChatTemplate:
