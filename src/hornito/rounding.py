@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,14 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from hornito.errors import NoDeviceError, UsageError
+from hornito.errors import HornitoError, NoDeviceError, UsageError, size_text
 from hornito.graph.graph import Graph
 from hornito.graph.storage import Storage
 from hornito.package import open_package
 from hornito.package.model import model_graph
+from hornito.package.writer import check_space
 from hornito.progress import Progress
 from hornito.quant.choice import Quantisation
-from hornito.quant.quantiser import Limits, Quantiser, to_round
+from hornito.quant.quantiser import Limits, Quantiser, to_round, total_bytes
 
 if TYPE_CHECKING:
     from hornito.package.reader import Package
@@ -60,12 +63,17 @@ def rounded(
         UsageError: there is no tokenizer for a calibration text that was asked for, or the target
             size can't be met.
         NoDeviceError: samples are wanted, and there is no device.
+        HornitoError: the disk is full; says what is needed.
     """
-    if not to_round(graph):
+    names = to_round(graph)
+    if not names:
         yield Rounding()
         return
     parent = beside.absolute().parent
+    total, more = total_bytes(graph, graph.weights), total_bytes(graph, names)
+    check_space(beside, total, more)
     with (
+        _told_when_full(beside, total, more),
         tempfile.TemporaryDirectory(prefix=".hornito-", dir=parent) as folder,
         tempfile.TemporaryFile(dir=parent) as kept,
         tempfile.TemporaryFile(dir=parent) as file,
@@ -77,6 +85,24 @@ def rounded(
         yield Rounding(
             {**calibration.record, **report.to_dict()}, calibration.warnings + report.warnings
         )
+
+
+@contextmanager
+def _told_when_full(target: Path, total: int, beside: int) -> Iterator[None]:
+    """Let a full disk be told as the reason why a package of about `total` bytes, which asks for
+    `beside` more until it is written, can't be made: temporary files have no names."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        parent = target.absolute().parent
+        free = size_text(shutil.disk_usage(parent).free)
+        raise HornitoError(
+            f"can't write {target}: {parent} became full. It takes about {size_text(total)}, and "
+            f"{size_text(beside)} more while it is made, with a calibration text an fp16 copy "
+            f"besides (--quant-samples 0, samples=0, does without); {free} are free now"
+        ) from error
 
 
 class _Calibration:

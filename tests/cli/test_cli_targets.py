@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO
 
 import pytest
 
 from gguf_samples import HF
+from hornito import rounding
 from hornito.cli.main import main
 from hornito.compiler import compile_source
 from hornito.errors import UsageError
 from hornito.package import holds_package, is_package, open_package
+from hornito.quant.quantiser import Quantiser
 from text_model import write_text_model
 
 SOURCE = str(HF / "llama-tiny")
@@ -133,3 +138,44 @@ def test_the_default_type_of_a_package_is_named(
     assert "--weights int8, int4 or int4m" in err and "claim" not in err
     assert main(["compile", "s.vxm", "s2.vxm", "--weights", "fp16"]) == 2
     assert "fp16 would claim precision that is lost" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("free", [0, 150_000])
+def test_a_full_disk_is_seen_before_work(
+    desk: Path,
+    weights: str,
+    free: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def no_work(*_: object, **__: object) -> None:
+        raise AssertionError("work was begun")
+
+    usage = SimpleNamespace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(Quantiser, "run", no_work)
+    assert main(["compile", SOURCE, "new.vxm", "--weights", weights]) == 1
+    said = capsys.readouterr().err
+    taken = r"it takes [\d,]+ bytes, and [\d,]+ bytes beside it while it is made"
+    assert re.search(rf"can't write new\.vxm: {taken}, and .* has {free:,} bytes free", said), said
+    assert not Path("new.vxm").exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_disk_that_fills_up(
+    desk: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Temporary files have no names, so the package that they are for is named."""
+
+    def full(dir: Path) -> BinaryIO:
+        return open("/dev/full", "r+b")
+
+    monkeypatch.setattr(rounding.tempfile, "TemporaryFile", full)
+    assert main(["compile", SOURCE, "new.vxm", "--weights", "int8", "--quant-samples", "0"]) == 1
+    said = capsys.readouterr().err
+    assert f"can't write new.vxm: {desk} became full" in said and "[Errno" not in said
+    assert re.search(r"takes about [\d,]+ bytes, and [\d,]+ bytes more while it is made", said), (
+        said
+    )
+    assert sorted(p.name for p in desk.iterdir()) == ["README.md", "c.gguf", "small"]

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hornito
-from hornito.errors import HornitoError, PackageError
+from hornito.errors import HornitoError, PackageError, size_text
 from hornito.package.format import (
     ALIGNMENT,
     BLOB_PREFIX,
@@ -153,7 +153,7 @@ def _replaced(target: Path, total: int) -> Iterator[BinaryIO]:
     """A new file of `total` bytes that becomes `target` when the block ends without an error."""
     partial = partial_path(target)
     try:
-        _check_space(target, total)
+        check_space(target, total)
         with open(partial, "xb") as file:
             yield file
             file.flush()
@@ -161,7 +161,9 @@ def _replaced(target: Path, total: int) -> Iterator[BinaryIO]:
         os.replace(partial, target)
         _sync_folder(target.parent)
     except OSError as error:
-        raise HornitoError(f"can't write {target} ({total} bytes): {error}") from error
+        raise HornitoError(
+            f"can't write {target}, which takes {size_text(total)}: {error.strerror or error}"
+        ) from error
     finally:
         _discard(partial)
 
@@ -293,12 +295,22 @@ def _bytes(data: BytesLike) -> memoryview:
     return memoryview(data).cast("B")
 
 
-def _check_space(target: Path, total: int) -> None:
+def check_space(target: Path, total: int, beside: int = 0) -> None:
+    """Refuse to begin what the disk has no room for.
+
+    Args:
+        total: bytes of the package `target`.
+        beside: bytes of temporary files in the same folder while it is made.
+
+    Raises:
+        HornitoError: says what it takes and what is free.
+    """
     free = shutil.disk_usage(target.parent).free
-    if free < total:
+    if free < total + beside:
+        more = f", and {size_text(beside)} beside it while it is made," if beside else ""
         raise HornitoError(
-            f"can't write {target}: it takes {total / 1e6:.1f} MB and {target.parent.resolve()}"
-            f" has {free / 1e6:.1f} MB free"
+            f"can't write {target}: it takes {size_text(total)}{more} and "
+            f"{target.parent.resolve()} has {size_text(free)} free"
         )
 
 

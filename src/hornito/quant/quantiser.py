@@ -7,7 +7,7 @@ those that lose most. Rounded matrices lie in a temporary file until they are wr
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, TYPE_CHECKING, Any
@@ -181,7 +181,7 @@ class Quantiser:
     ) -> None:
         """Give the most sensitive matrices 8 bits while the file stays within the target."""
         target = limits.target_bytes or 0
-        total = _total_bytes(self._graph)
+        total = total_bytes(self._graph, self._graph.weights)
         if total > target:
             raise UsageError(
                 f"the weights take {size_text(total)} at the least, more than the target of "
@@ -281,5 +281,7 @@ def _file_bytes(fmt: WeightFormat, weight: Weight) -> int:
     return -(-fmt.nbytes(weight.shape) // 256) * 256
 
 
-def _total_bytes(graph: Graph) -> int:
-    return sum(_file_bytes(weight_format(w.dtype), w) for w in graph.weights.values())
+def total_bytes(graph: Graph, names: Iterable[str]) -> int:
+    """Bytes that weights of a graph take in the file, in the storage types that they have now."""
+    weights = (graph.weights[name] for name in names)
+    return sum(_file_bytes(weight_format(weight.dtype), weight) for weight in weights)
