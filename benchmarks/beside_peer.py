@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace, more: list[str]) -> None:
     parser = Parser(prog="beside_peer.py", description="")
     add_model(parser)
     loading = parser.parse_args([str(package), "--context", str(CONTEXT), *more])
-    most = max(*arguments.p, *(depth + arguments.n for depth in arguments.d))
+    most = max(*arguments.p, *(max(1, depth) + arguments.n for depth in arguments.d))
     if most > loading.context:
         raise UsageError(f"the longest row needs {most} positions; --context {loading.context}")
     with serving(arguments, gguf, loading.context, folder / "peer.log") as server:

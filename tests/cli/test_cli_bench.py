@@ -198,6 +198,27 @@ def test_host_cost_of_decoding(package: str) -> None:
 def test_bench_beyond_the_context(package: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", package, "-d", "4096", "--context", "256"]) == 2
     assert "needs 4608 positions; the context has 256" in capsys.readouterr().err
+    small = ["-p", "1", "-n", "1", "-r", "1", "--context", "1"]
+    assert main(["bench", package, *small]) == 2
+    said = capsys.readouterr().err
+    assert "tg1 behind 1 token needs 2 positions; the context has 1. Load with --context 2" in said
+    assert "pp1: " not in said, "nothing was measured"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["-p", "0", "-n", "0"], "-p 0 -n 0 leaves nothing to measure"),
+        (["-p", "0,0", "-n", "0", "-d", "0,64"], "-p 0 -n 0 leaves nothing to measure"),
+        (["--steps", "10000"], "--steps takes 1 to 128, not 10000"),
+        (["--steps", "129"], "--steps takes 1 to 128, not 129"),
+    ],
+)
+def test_what_can_not_be_measured_is_refused_before_a_model_is_loaded(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "no/such.vxm", *given]) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_profile_covers_every_dispatch(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hornito.cli.model import add_model, load_model
 from hornito.cli.options import add_option, one_of, positive_int, whole_numbers
 from hornito.cli.output import print_json
+from hornito.errors import UsageError
 from hornito.progress import TerminalProgress
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hornito.diag.bench_plot import check_matplotlib, plot
     from hornito.diag.bench_report import PeerRun, compared
 
+    _check(arguments)
     peer: PeerRun | None = PeerRun.read(arguments.compare) if arguments.compare else None
     if arguments.plot:
         check_matplotlib()
@@ -107,6 +109,16 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(report.to_markdown() if arguments.o == "md" else report.to_csv())
     return 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse, before a model is loaded, what can't be measured."""
+    from hornito.runtime.decode import MOST_STEPS
+
+    if not any(arguments.p or [512]) and not any(arguments.n or [128]):
+        raise UsageError("-p 0 -n 0 leaves nothing to measure")
+    if arguments.steps and arguments.steps > MOST_STEPS:
+        raise UsageError(f"--steps takes 1 to {MOST_STEPS}, not {arguments.steps}")
 
 
 def _tests(arguments: argparse.Namespace, llm: LLM) -> list[Test]:

@@ -81,10 +81,11 @@ def bench(
         UsageError: a row does not fit the context.
     """
     for depth, kind, n in tests:
-        if depth + n > llm.context:
+        before = _before(depth, kind)
+        if before + n > llm.context:
             raise UsageError(
-                f"{kind}{n} behind {depth} tokens needs {depth + n} positions; the context has "
-                f"{llm.context}. Load with --context {depth + n}"
+                f"{kind}{n} behind {before} token{'' if before == 1 else 's'} needs {before + n} "
+                f"positions; the context has {llm.context}. Load with --context {before + n}"
             )
     progress.start("measuring", len(tests) * (runs + 1))
     rows: list[BenchRow] = []
@@ -154,11 +155,16 @@ def prompt_ids(count: int, vocabulary: int) -> list[int]:
     return [(1 + 7 * i) % vocabulary for i in range(count)]
 
 
+def _before(depth: int, kind: str) -> int:
+    """Tokens that a row finds in its session: generating goes on from one at the least."""
+    return depth if kind == "pp" else max(1, depth)
+
+
 def _once(llm: LLM, depth: int, kind: str, n: int) -> _Run:
     """One run of a row."""
     ids = prompt_ids(depth + n, llm.engine.vocabulary)
     with Session(llm.engine) as session:
-        before = depth if kind == "pp" else max(1, depth)
+        before = _before(depth, kind)
         if before:
             session.prefill(ids[:before])
         gc.collect()

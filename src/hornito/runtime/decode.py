@@ -26,6 +26,9 @@ from hornito.runtime.session import Session
 Steps = list[list[int]]
 Records = list[list[Record]]
 
+MOST_STEPS = RING // 2
+"""Of one submission: another of as many is on its way meanwhile."""
+
 
 def decode(
     sessions: Sequence[Session],
@@ -126,8 +129,8 @@ class DecodeRun:
         self.engine = _one_engine(sessions)
         if not len(counts) == len(ignore_eos) == len(sessions):
             raise UsageError(f"{len(counts)} counts for {len(sessions)} sessions")
-        if not 1 <= steps <= RING // 2:
-            raise UsageError(f"steps must be 1 to {RING // 2}, not {steps}")
+        if not 1 <= steps <= MOST_STEPS:
+            raise UsageError(f"steps must be 1 to {MOST_STEPS}, not {steps}")
         self.sessions = list(sessions)
         self.rows = next(
             (r for k, r in self.engine.plan.buckets if k == "batch" and r >= len(sessions)), 0
