@@ -27,7 +27,7 @@ from hornito.package.model import model_graph
 from hornito.plan.plan import PlanOptions
 from hornito.progress import Progress
 from hornito.runtime.engine import Engine
-from hornito.runtime.logit_rows import logit_rows
+from hornito.runtime.logit_rows import LogitRows, logit_rows
 from hornito.runtime.session import Session
 from hornito.text.tokenizer import package_tokenizer
 
@@ -194,7 +194,15 @@ def measure(reference: Engine, model: Engine, text: Text, progress: Progress) ->
     """Evaluate the text with both models and compare them at every scored token."""
     first = text.window // 2
     rows: list[RowComparison] = []
-    progress.start("comparing", text.evaluated)
+    progress.start("comparing", 2 * text.evaluated)  # each model's tokens
+
+    def counted(parts: Iterator[LogitRows]) -> Iterator[LogitRows]:
+        for part in parts:
+            # The rows before those that are scored are done with the first of these.
+            progress.advance(part.count if part.first > first else first + part.count)
+            yield part
+        progress.advance()  # the last token is only asked for
+
     try:
         with (
             Comparer(reference, model) as comparer,
@@ -205,16 +213,13 @@ def measure(reference: Engine, model: Engine, text: Text, progress: Progress) ->
                 ours.rewind(0)
                 theirs.rewind(0)
                 pairs = zip(
-                    logit_rows(ours, ids[:-1], skip=first),
-                    logit_rows(theirs, ids[:-1], skip=first),
+                    counted(logit_rows(ours, ids[:-1], skip=first)),
+                    counted(logit_rows(theirs, ids[:-1], skip=first)),
                     strict=True,
                 )
                 for mine, other in pairs:
                     following = ids[mine.first + 1 : mine.first + 1 + mine.count]
                     rows += comparer.compare(mine, other, following)
-                    # The rows before those that are scored are done with the first of these.
-                    progress.advance(mine.count if mine.first > first else first + mine.count)
-                progress.advance()  # the last token is only asked for
     finally:
         progress.finish()
     return summarise(rows)
