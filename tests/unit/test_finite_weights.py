@@ -22,6 +22,7 @@ from hornito.graph.weights import (
     WeightData,
 )
 from hornito.quant.formats import weight_format
+from hornito.quant.ggml import dequantise_rows, format_by_name
 from hornito.quant.matrix import quantise_matrix
 from hornito.quant.storage import pack
 from tiny import write_llama
@@ -86,35 +87,55 @@ def test_the_place_is_that_of_the_source() -> None:
         finite_rows(ArrayData(broken), 0, 6)
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "at"),
-    [("Q8_0", "int8", 0), ("Q4_1", "int4m", 2), ("Q5_1", "q5m", 0), ("Q5_0", "q5", 0)],
-)
-def test_scales_of_blocks(kind: str, name: str, at: int) -> None:
-    gguf = pytest.importorskip("gguf")
-    kinds = gguf.GGMLQuantizationType
-    blocks = gguf.quants.quantize(random(8, 64), kinds[kind])
+class Blocks:
+    """A matrix that a GGUF file holds in blocks of random bytes, whose fp16 numbers are finite."""
 
-    class Stored:
-        """A matrix as a GGUF file holds it."""
+    shape, source_names = (8, 512), ("blk.0.attn_q.weight",)
 
-        shape, source_names, stored = (8, 64), ("blk.0.attn_q.weight",), kind
+    def __init__(self, kind: str, halves: tuple[int, ...]) -> None:
+        self.stored = kind
+        self._kind = format_by_name(kind)
+        size = (self.shape[0], self._kind.row_bytes(self.shape[1]))
+        self.blocks = np.random.default_rng(0).integers(0, 256, size, np.uint8)
+        for at in halves:  # the byte with most of the exponent
+            self.blocks[:, at + 1 :: self._kind.nbytes] &= 0x3F
 
-        def rows(self, start: int, stop: int) -> Floats:
-            found: Floats = gguf.quants.dequantize(blocks[start:stop], kinds[kind])
-            return found
+    def rows(self, start: int, stop: int) -> Floats:
+        return dequantise_rows(self.blocks[start:stop], self._kind, self.shape[1])
 
-        def stored_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
-            part: npt.NDArray[np.uint8] = blocks[start:stop]
-            return part
+    def stored_rows(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        return self.blocks[start:stop]
 
+    def spoil(self, row: int, block: int, at: int) -> None:
+        """Make a number of a block infinite."""
+        first = block * self._kind.nbytes + at
+        self.blocks[row, first : first + 2] = (0x00, 0x7C)
+
+
+HALVES = {
+    "int8": (0,),
+    "int4": (0,),
+    "int4m": (0, 2),
+    "q5": (0,),
+    "q5m": (0, 2),
+    "q4k": (0, 2),
+    "q5k": (0, 2),
+    "q6k": (208,),
+}
+"""Where the blocks of GGUF that become a format have fp16 numbers."""
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", HALVES)
+def test_scales_of_blocks(name: str) -> None:
     fmt = weight_format(name)
-    assert sum(len(piece) for piece in pack(fmt, Stored(), checked=True)) == fmt.nbytes((8, 64))
-    half = blocks.shape[1] // 2
-    blocks[5, half + at : half + at + 2] = np.array([0x7C00], "<u2").view(np.uint8)
-    message = r"tensor blk\.0\.attn_q\.weight holds (nan|inf|-inf) at row 5, column"
-    with np.errstate(invalid="ignore"), pytest.raises(FormatError, match=message):
-        list(pack(fmt, Stored(), checked=True))
+    for at in HALVES[name]:
+        data = Blocks(fmt.ggml, HALVES[name])
+        assert sum(len(x) for x in pack(fmt, data, checked=True)) == fmt.nbytes(data.shape)
+        data.spoil(5, 1, at)
+        message = r"tensor blk\.0\.attn_q\.weight holds (nan|inf|-inf) at row 5, column"
+        with pytest.raises(FormatError, match=message):
+            list(pack(fmt, data, checked=True))
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "fp16", "fp32"])

@@ -26,7 +26,8 @@ def finite_rows(data: WeightData, start: int, stop: int) -> FloatArray:
     Raises:
         FormatError: one of their numbers is not finite; see `not_finite`.
     """
-    x = data.rows(start, stop)
+    with np.errstate(all="ignore"):  # what a source makes of such numbers needs no warning
+        x = data.rows(start, stop)
     if not np.isfinite(x).all():
         raise not_finite(data)
     return x
@@ -37,7 +38,8 @@ def not_finite(data: WeightData) -> FormatError:
     first row and the number. Reads the weight again from its beginning."""
     for tensor in (*_tensors(data), data):
         for start, stop in row_blocks(tensor.shape):
-            x = tensor.rows(start, stop)
+            with np.errstate(all="ignore"):
+                x = tensor.rows(start, stop)
             finite = np.isfinite(x)
             if not finite.all():
                 row, *column = np.argwhere(~finite)[0].tolist()
