@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,10 @@ from hornito.diag.environment import (
 from hornito.vk import api
 from hornito.vk.caps import Caps
 from hornito.vk.loader import VariableAtFault, explain, variable_at_fault
+from tree import ROOT
+
+DEV = ("dev", "oracle")
+"""Extras that are for work on Hornito."""
 
 
 def write(path: Path, text: str = "") -> Path:
@@ -160,6 +166,13 @@ def test_loader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_versions_and_caches(tmp_path: Path) -> None:
     found = versions()
     assert {"hornito", "python", "numpy", "tokenizers", "huggingface_hub"} <= found.keys()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [
+        *project["dependencies"],
+        *(n for e, ns in extras.items() if e not in DEV for n in ns),
+    ]
+    assert {re.split("[^A-Za-z0-9_-]", name)[0] for name in wanted} <= found.keys()
     write(tmp_path / "models/a.vxm", "12345")
     write(tmp_path / "hub/o/r/x", "12")
     write(tmp_path / "pipelines-00.bin", "1")

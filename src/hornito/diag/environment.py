@@ -20,7 +20,12 @@ import hornito
 from hornito.errors import HornitoError
 
 _VENDORS = {0x1002: "AMD", 0x10DE: "NVIDIA", 0x8086: "Intel", 0x5143: "Qualcomm", 0x13B5: "Arm"}
-_PACKAGES = ("numpy", "safetensors", "tokenizers", "jinja2", "rich", "huggingface_hub", "onnx")
+_PACKAGES = (
+    *("numpy", "safetensors", "tokenizers", "jinja2", "rich", "threadpoolctl"),
+    # of the extras hub, onnx, plot, serve and structured:
+    *("huggingface_hub", "onnx", "matplotlib", "starlette", "uvicorn", "prometheus_client"),
+    "llguidance",
+)
 
 Environ = Mapping[str, str]
 
