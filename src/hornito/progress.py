@@ -48,7 +48,7 @@ class TerminalProgress:
     """A bar on a terminal; elsewhere lines for work that takes over a second.
 
     Elsewhere there is a line with the units done (`prompt 256/1200`) after a second and then every
-    five, as the work advances, and one with the time at the end.
+    five, as the work advances, and one with units and time at the end.
     """
 
     def __init__(self, stream: TextIO | None = None, *, slow_seconds: float = 1.0) -> None:
@@ -110,11 +110,15 @@ class TerminalProgress:
         now = time.monotonic()
         if self._active and self._next_line <= now and self._done < self._total:
             self._next_line = now + 5 * self._slow_seconds
-            if self._total < _COUNTED:
-                done = f"{self._done}/{self._total}"
-            else:
-                done = f"{self._done / self._total:.0%}"
-            print(f"{self._label} {done}", file=self._stream, flush=True)
+            print(f"{self._label}{self._part()}", file=self._stream, flush=True)
+
+    def _part(self) -> str:
+        """How much is done, behind a space; '' for nothing."""
+        if not self._done:
+            return ""
+        if self._total < _COUNTED:
+            return f" {self._done}/{self._total}"
+        return f" {self._done / self._total:.0%}"
 
     def finish(self) -> None:
         """Closes the bar, or prints the line of a slow piece of work."""
@@ -128,4 +132,4 @@ class TerminalProgress:
             return
         seconds = time.monotonic() - self._started
         if seconds >= self._slow_seconds:
-            print(f"{self._label}: {seconds:.1f} s", file=self._stream, flush=True)
+            print(f"{self._label}{self._part()}: {seconds:.1f} s", file=self._stream, flush=True)

@@ -82,12 +82,17 @@ def test_i8_bench_says_what_its_figures_depend_on(
 
 def test_bench_as_a_table(package: str, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    given = ["-p", "16", "-n", "4", "-r", "1", "--context", "256", "--no-start"]
+    given = ["-p", "16", "-n", "4", "-r", "9", "--context", "256", "--no-start"]
     assert main(["bench", package, *given]) == 0
     text, err = capsys.readouterr()
     assert re.search(r"^pp16: [0-9.]+ tok/s\ntg4: [0-9.]+ tok/s$", err, re.MULTILINE)
     if "software" in text:
-        assert "evaluates 40 tokens here (20 in each of 2 runs)" in err and "-p 64 -n 16" in err
+        assert "evaluates 200 tokens here (20 in each of 10 runs); shorter: -p 64" in err
+    names = [name.strip() for name in text.splitlines()[2].split("|")]
+    assert names[2:8] == ["tok/s", "slowest", "p90", "ms", "fastest", "p90 ms"]
+    assert len(names) == len(text.splitlines()[4].split("|"))
+    assert main(["bench", package, "-r", "1", *given[:4], *given[6:]]) == 0
+    assert "software device evaluates" not in capsys.readouterr().err  # too few to speak of
     assert "| pp16 |" in text and "| tg4 |" in text
     assert "fp16 weights, normal, KV fp16, context 256" in text
     rows = out(capsys, "bench", package, "-p", "16", "-n", "0", "-r", "1", "-o", "csv")
@@ -271,7 +276,10 @@ def test_a_profile_keeps_a_gpu_busy_with_one_and_the_same_step(
 def test_bench_help_explains_its_columns(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert "least the slowest run" in text and "host share this process's processor time" in text
+    assert (
+        "beside the slowest run and the p90" in text
+        and "host share this process's processor time" in text
+    )
 
 
 @pytest.mark.parametrize("weights", ["fp16", "int4"])

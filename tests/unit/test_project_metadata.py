@@ -86,9 +86,9 @@ def test_progress_off_a_terminal_counts_while_it_lasts() -> None:
     lines = stream.getvalue().splitlines()
     assert [line.partition(":")[0] for line in lines] == [
         "prompt 256/1200",
-        "prompt",
+        "prompt 1200/1200",
         "uploading 25%",
-        "uploading",
+        "uploading 25%",
     ]
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FORMATS = ("md", "json", "csv")
 DEPTH = 4096
 """Context of the deep row that is measured when no depths are given."""
+_SHORT = 2 * (64 + 16)
+"""Tokens of the short run that is advised on software devices."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,11 +65,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = (
         "Rows: pp512 evaluates a prompt of 512 tokens, tg128 generates 128 tokens, @d4096 does so "
-        "behind 4096 tokens. Columns: tok/s is the median of the runs, least the slowest run, p90 "
-        "the run that nine of ten do not exceed, ms the time to the first token (pp) or of each "
-        "token (tg) with its least and p90, GB/s the weights that a step reads times the median, "
-        "host share this process's processor time over wall time (above 100 % on a software "
-        "device, which computes in it), host us/token the processor time of the calling thread, "
+        "behind 4096 tokens. Columns: tok/s is the median of the runs, beside the slowest "
+        "run and the p90, which nine of ten do not exceed; ms the time to the first token (pp) or "
+        "of each token (tg), beside the fastest and the p90; GB/s the weights that a step reads "
+        "times the median, host share this process's processor time over wall time (above 100 % "
+        "on a software device, which computes in it), host us/token the processor time of the "
+        "calling thread, "
         "and objects kept/token what Python still holds."
     )
 
@@ -166,10 +169,11 @@ def _warn_of_length(tests: list[Test], runs: int, llm: LLM) -> None:
     if llm.device_kind != "software":
         return
     per_run = sum(depth + n for depth, _, n in tests)
-    _note(
-        f"a software device evaluates {per_run * (runs + 1):,} tokens here ({per_run:,} in each "
-        f"of {runs + 1} runs), which may take many minutes; shorter: -p 64 -n 16 -r 1"
-    )
+    if per_run * (runs + 1) > _SHORT:
+        _note(
+            f"a software device evaluates {per_run * (runs + 1):,} tokens here ({per_run:,} in "
+            f"each of {runs + 1} runs); shorter: -p 64 -n 16 -r 1"
+        )
 
 
 def _note(text: str) -> None:

@@ -109,8 +109,8 @@ class BenchReport:
             f"{self.steps_per_submission} steps a submission",
             "",
         ]
-        names = ["test", "tok/s", "least", "p90", "ms", "least", "p90", "GB/s", "host share"]
-        names += ["host us/token", "objects kept/token"]
+        names = ["test", "tok/s", "slowest", "p90", "ms", "fastest", "p90 ms", "GB/s"]
+        names += ["host share", "host us/token", "objects kept/token"]
         if self.peer:
             names += [self.peer.replace("|", "/"), "ratio"]
         lines += [f"| {' | '.join(names)} |", "|" + "---|" * len(names)]
