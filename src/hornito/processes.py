@@ -5,6 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import sys
+from typing import IO, Any
+
+if sys.platform != "win32":
+    import fcntl
 
 
 def this_host() -> str:
@@ -22,4 +27,23 @@ def runs(pid: int) -> bool:
         return False
     except PermissionError:
         return True  # another user's
+    return True
+
+
+def lock(file: IO[Any], *, wait: bool = False) -> bool:
+    """Lock an open file until it is closed or its process ends; False where another has it.
+
+    Args:
+        wait: until it is free.
+
+    Raises:
+        OSError: this file system, or this platform, has no locks.
+    """
+    if sys.platform == "win32":
+        raise OSError("no file locks on this platform")
+    else:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            return False
     return True

@@ -11,7 +11,7 @@ from faults import lose
 from hornito.cli.main import main
 from hornito.diag import conformance, random_model
 from hornito.diag.conformance import examine_device
-from hornito.plan.records import WRONG, DeviceRecords, Verdict, verdict_key
+from hornito.plan.records import WRONG, DeviceRecords, Verdict, spirv_hash, verdict_key
 from hornito.plan.selftest import RUNS
 from hornito.progress import NullProgress
 from hornito.vk.device import open_device
@@ -77,6 +77,34 @@ def test_dropped_kernels_are_named_everywhere(
         assert main(command) == 0
         out = capsys.readouterr().out
         assert KERNEL in out and "wrong: by far" in out, command
+
+
+def test_dropped_kernels_get_another_chance() -> None:
+    """What failed or has strikes at shapes of other models is tested again, and used when well."""
+    other, ended = f"{spirv_hash(KERNEL)}:a", f"{spirv_hash('linear/gemv.f32')}:b"
+    with open_device("software") as device:
+        records = DeviceRecords.load(device.info)
+        records.verdicts[verdict_key(KERNEL, "s")] = Verdict(KERNEL, "s", WRONG, "by far", 20, 9.0)
+        records.strikes = {other: 2, ended: 2}
+        records.save()
+        report = examine_device(device, NullProgress())
+        assert report.good and KERNEL in {row.kernel for row in report.models[0].kernels}
+        after = DeviceRecords.load(device.info)
+        assert verdict_key(KERNEL, "s") not in after.verdicts
+        # No model of the doctor's has this one.
+        assert after.strikes == {ended: 2}
+        # One that ends the doctor too is not tried again: there would never be a report.
+        after.strikes = {other: 3}
+        after.save()
+        report = examine_device(device, NullProgress())
+        assert report.usable and KERNEL in report.models[0].dropped
+        assert DeviceRecords.load(device.info).strikes == {other: 3}
+        # A report that ends early clears nothing.
+        after.strikes = {other: 2}
+        after.save()
+        lose(device, after=30)
+        assert examine_device(device, NullProgress()).problem
+        assert DeviceRecords.load(device.info).strikes[other] == 2
 
 
 def test_usage() -> None:

@@ -283,6 +283,7 @@ def test_a_kernel_that_takes_the_device_with_it(
     fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who uses the engine is told; with the device open again the kernel is not used."""
+    monkeypatch.setattr("hornito.runtime.settle.STRIKES", 1)
     real = Stand._record
 
     def record(self: Stand, *arguments: Any) -> Any:

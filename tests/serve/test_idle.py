@@ -144,6 +144,7 @@ def test_requests_amid_the_proof(
 
 def test_a_kernel_that_loses_the_device(text_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server comes back without it, as after any loss."""
+    monkeypatch.setattr("hornito.runtime.settle.STRIKES", 1)
     real = Stand._record
 
     def record(stand: Stand, *arguments: Any) -> Any:

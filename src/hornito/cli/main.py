@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import hornito
 from hornito.cli.options import Parser, spell_options
 from hornito.errors import FormatError, HornitoError, UsageError
+from hornito.plan.attempts import notes_end_with_signals
 
 VERBS = {
     "compile": "turn a model (GGUF file, Hugging Face directory, ONNX) into one .vxm file",
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal that can't show a character gets a '?', not a traceback.
         sys.stdout.reconfigure(errors="replace")
     try:
-        code = _dispatch(arguments)
+        with notes_end_with_signals():
+            code = _dispatch(arguments)
         sys.stdout.flush()
         return code
     except UsageError as error:

@@ -26,7 +26,7 @@ from hornito.ops.base import Dispatch
 from hornito.package import Package, open_package
 from hornito.package.model import model_graph
 from hornito.plan.plan import PlanOptions
-from hornito.plan.records import GOOD, Verdict
+from hornito.plan.records import GOOD, DeviceRecords, Verdict
 from hornito.plan.stand import Stand
 from hornito.plan.units import Unit, units
 from hornito.progress import Progress
@@ -163,12 +163,18 @@ def examine_device(
 ) -> Conformance:
     """Test everything on a device. Verdicts are kept, so that later loads know them.
 
+    They replace those of earlier tests, at shapes that are not tested here too: later loads test
+    those again. Kernels that pass here have no strikes any more.
+
     Args:
         package: a model of the user's own, tested at its own shapes too.
         context: positions of that model.
     """
     models: list[ModelReport] = []
     problem, speed = "", None
+    records = DeviceRecords.load(device.info)
+    records.forget_failures()
+    records.save()
     try:
         if device.caps.timestamp_bits:
             speed = copy_bandwidth(device)
@@ -182,6 +188,12 @@ def examine_device(
             )
     except (DeviceLostError, VulkanError) as error:
         problem = str(error)
+    else:
+        rows = [row for model in models for row in model.kernels]
+        failed = {row.kernel for row in rows if row.verdict != GOOD}
+        records = DeviceRecords.load(device.info)
+        if records.forgive_kernels({row.kernel for row in rows} - failed):
+            records.save()
     return Conformance(_device(device), speed, tuple(models), problem)
 
 

@@ -11,7 +11,7 @@ from hornito.ops.base import Dispatch, Operand
 from hornito.ops.kernels import load_spirv
 from hornito.plan.attempts import Attempts
 from hornito.plan.plan import Plan, Program
-from hornito.plan.records import spirv_hash
+from hornito.plan.records import pipeline_mark
 from hornito.progress import Progress
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Pipelines:
         key = dispatch.pipeline_key
         if key not in self._made:
             caps = self._device.caps
-            with self.trying(dispatch.kernel):
+            with self.trying(pipeline_mark(dispatch)):
                 self._made[key] = self._device.pipeline(
                     load_spirv(dispatch.kernel),
                     name=dispatch.kernel,
@@ -79,11 +79,9 @@ class Pipelines:
                 )
         return self._made[key]
 
-    def trying(self, kernel: str) -> AbstractContextManager[None]:
-        """A block that may end the process, and with which kernel."""
-        if self._attempts is None:
-            return nullcontext()
-        return self._attempts.trying(spirv_hash(kernel))
+    def trying(self, mark: str) -> AbstractContextManager[None]:
+        """A block that may end the process, and in which act (`hornito.plan.records`)."""
+        return nullcontext() if self._attempts is None else self._attempts.trying(mark)
 
 
 def record(

@@ -1,7 +1,12 @@
 """What was found out about a device, kept on disk: verdicts of self-tests, measured winners.
 
 A file belongs to one device (UUID) with one driver version; its entries are keyed by the SPIR-V
-that they are about, so that a new driver or a new kernel starts afresh.
+that they are about, so that a new driver or a new kernel starts afresh. Several processes may write
+it: each brings in what it found.
+
+A process that ends in an act with a kernel (making a pipeline, testing it at a shape), or a device
+that is lost in a test, is a strike against the act. When the act goes well, its strikes are gone;
+with STRIKES of them the kernel is not used, but by `hornito doctor --full`, up to one more.
 """
 
 from __future__ import annotations
@@ -11,16 +16,19 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hornito.ops.kernels import kernel_names, load_spirv
 from hornito.plan.attempts import left_behind
+from hornito.processes import lock
 from hornito.vk.pipeline import cache_directory
 
 if TYPE_CHECKING:
+    from hornito.ops.base import Dispatch
     from hornito.vk.probe import DeviceInfo
 
 logger = logging.getLogger("hornito")
@@ -68,24 +76,31 @@ class Winner:
 
 
 STRIKES = 2
-"""A kernel that so many processes ended with is not used: one may have ended for another reason."""
+"""A kernel with so many against one act is not used: one may have had another reason."""
+
+Entry = TypeVar("Entry", Verdict, Winner)
+Value = TypeVar("Value")
 
 
 class DeviceRecords:
-    """The entries of one device; `load` reads them, `save` writes what is new.
+    """The entries of one device; `load` reads them, `save` brings what is new into the file.
 
     Attributes:
         verdicts: by key (`verdict_key`).
         winners: by key (`winner_key`).
-        strikes: by `spirv_hash`, how many processes ended while they made or tested a kernel, since
-            it was last made or tested well.
+        strikes: by act (`pipeline_mark`, `verdict_key`), since it last went well.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.verdicts: dict[str, Verdict] = {}
-        self.winners: dict[str, Winner] = {}
-        self.strikes: dict[str, int] = {}
+        self._take({}, {}, {})
+
+    def _take(
+        self, verdicts: dict[str, Verdict], winners: dict[str, Winner], strikes: dict[str, int]
+    ) -> None:
+        """These are the entries, and those of the file too."""
+        self.verdicts, self.winners, self.strikes = verdicts, winners, strikes
+        self._filed = (dict(verdicts), dict(winners), dict(strikes))
 
     @classmethod
     def load(cls, info: DeviceInfo) -> DeviceRecords:
@@ -97,7 +112,7 @@ class DeviceRecords:
         records._read()
         if ended := left_behind(records.path):
             for mark in ended:
-                records.strikes[mark] = records.strikes.get(mark, 0) + 1
+                records.strike(mark)
             records.save()
         return records
 
@@ -106,37 +121,55 @@ class DeviceRecords:
             data = json.loads(self.path.read_text(encoding="utf-8"))
             if data["format"] != FORMAT:
                 return
-            verdicts = {key: Verdict(**entry) for key, entry in data["verdicts"].items()}
-            winners = {key: Winner(**entry) for key, entry in data["winners"].items()}
-            strikes = {str(key): int(count) for key, count in data.get("strikes", {}).items()}
+            verdicts = {key: _entry(Verdict, entry) for key, entry in data["verdicts"].items()}
+            winners = {key: _entry(Winner, entry) for key, entry in data["winners"].items()}
+            strikes = {key: count for key, count in data.get("strikes", {}).items()}
+            if not all(isinstance(count, int) for count in strikes.values()):
+                raise TypeError("strikes are whole numbers")
         except FileNotFoundError:
             return
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             logger.warning("the kernel records %s are damaged and ignored: %s", self.path, error)
             return
-        self.verdicts, self.winners, self.strikes = verdicts, winners, strikes
+        self._take(verdicts, winners, strikes)
 
     def save(self) -> None:
-        """Write the file in one step; a full disk is only a warning."""
-        data = {
-            "format": FORMAT,
-            "verdicts": {key: asdict(entry) for key, entry in self.verdicts.items()},
-            "winners": {key: asdict(entry) for key, entry in self.winners.items()},
-            "strikes": self.strikes,
-        }
+        """Bring what changed since the last read or save into the file, in one step.
+
+        What others wrote meanwhile stays, and is here too from then on. A full disk is only a
+        warning.
+        """
         temporary = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(
-                "w", encoding="utf-8", dir=self.path.parent, delete=False
-            ) as file:
-                temporary = Path(file.name)
-                json.dump(data, file, indent=1)
-            os.replace(temporary, self.path)
+            with _alone(self.path):
+                self._merge()
+                data = {
+                    "format": FORMAT,
+                    "verdicts": {key: asdict(entry) for key, entry in self.verdicts.items()},
+                    "winners": {key: asdict(entry) for key, entry in self.winners.items()},
+                    "strikes": self.strikes,
+                }
+                with tempfile.NamedTemporaryFile(
+                    "w", encoding="utf-8", dir=self.path.parent, delete=False
+                ) as file:
+                    temporary = Path(file.name)
+                    json.dump(data, file, indent=1)
+                os.replace(temporary, self.path)
         except OSError as error:
             if temporary is not None:
                 temporary.unlink(missing_ok=True)
             logger.warning("the kernel records %s can't be written: %s", self.path, error)
+
+    def _merge(self) -> None:
+        theirs = DeviceRecords(self.path)
+        theirs._read()
+        verdicts, winners, strikes = self._filed
+        self._take(
+            _merged(self.verdicts, verdicts, theirs.verdicts),
+            _merged(self.winners, winners, theirs.winners),
+            _merged(self.strikes, strikes, theirs.strikes),
+        )
 
     def dropped(self, kernels: Iterable[str]) -> dict[str, str]:
         """Those of the kernels that failed a test here, whatever the shape, and why."""
@@ -148,23 +181,76 @@ class DeviceRecords:
                 found[kernel] = f"{verdict.verdict}: {verdict.detail}"
         return found
 
-    def fatal(self, kernels: Iterable[str]) -> dict[str, str]:
-        """Those of the kernels that ended processes here, and why they are not used."""
-        worst = {mark for mark, count in self.strikes.items() if count >= STRIKES}
+    def fatal(self, kernels: Iterable[str], strikes: int = STRIKES) -> dict[str, str]:
+        """Those of the kernels with so many strikes against one act, and why they are not used."""
+        worst: dict[str, int] = {}
+        for mark, count in self.strikes.items():
+            if count >= strikes:
+                kernel = mark.partition(":")[0]
+                worst[kernel] = max(count, worst.get(kernel, 0))
         return {
-            kernel: f"{FAILED}: {self.strikes[mark]} processes ended while it was made or tested"
+            kernel: f"{FAILED}: {worst[spirv]} processes ended, or lost the device, while it was "
+            "made or tested; `hornito doctor --full` tries it again"
             for kernel in (kernels if worst else ())
-            if (mark := spirv_hash(kernel)) in worst
+            if (spirv := spirv_hash(kernel)) in worst
         }
 
-    def forgive(self, kernels: Iterable[str]) -> bool:
-        """Strike out the strikes of kernels that were well; whether there were any."""
-        if not self.strikes:
-            return False
+    def strike(self, mark: str) -> None:
+        """An act ended a process, or lost the device."""
+        self.strikes[mark] = self.strikes.get(mark, 0) + 1
+
+    def forgive(self, marks: Iterable[str]) -> bool:
+        """Strike out the strikes against acts that went well; whether there were any."""
         before = len(self.strikes)
-        for kernel in kernels:
-            self.strikes.pop(spirv_hash(kernel), None)
+        for mark in marks if self.strikes else ():
+            self.strikes.pop(mark, None)
         return len(self.strikes) < before
+
+    def forgive_kernels(self, kernels: Iterable[str]) -> bool:
+        """Strike out everything against kernels that passed a full test; whether there was any."""
+        well = {spirv_hash(kernel) for kernel in kernels}
+        return self.forgive([mark for mark in self.strikes if mark.partition(":")[0] in well])
+
+    def forget_failures(self) -> None:
+        """Have every kernel that failed a test tested again before it is used, whatever the shape.
+
+        What counted strikes keeps them.
+        """
+        self.verdicts = {key: v for key, v in self.verdicts.items() if v.verdict == GOOD}
+
+
+def _entry(kind: type[Entry], data: Mapping[str, Any]) -> Entry:
+    """An entry of the file.
+
+    Raises:
+        TypeError: it is none.
+    """
+    made = kind(**data)
+    types: dict[Any, tuple[type, ...]] = {"str": (str,), "int": (int,), "float": (float, int)}
+    for field in fields(kind):
+        if not isinstance(getattr(made, field.name), types[field.type]):
+            raise TypeError(f"{field.name} is no {field.type}")
+    return made
+
+
+def _merged(
+    mine: dict[str, Value], filed: dict[str, Value], theirs: dict[str, Value]
+) -> dict[str, Value]:
+    """What the file holds, with what changed here since it held `filed`."""
+    left = {key: value for key, value in theirs.items() if key in mine or key not in filed}
+    new = {key: value for key, value in mine.items() if filed.get(key) != value}
+    return {**left, **new}
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """No other process writes the file meanwhile, where the file system has locks."""
+    with path.with_name(f".{path.stem}.lock").open("w") as file:
+        try:
+            lock(file, wait=True)
+        except OSError as error:
+            logger.debug("the kernel records %s can't be locked: %s", path, error)
+        yield
 
 
 def records_path(info: DeviceInfo) -> Path:
@@ -175,6 +261,12 @@ def records_path(info: DeviceInfo) -> Path:
 def spirv_hash(kernel: str) -> str:
     """Of a kernel's SPIR-V, as keys begin with it."""
     return hashlib.sha256(load_spirv(kernel)).hexdigest()[:32]
+
+
+def pipeline_mark(dispatch: Dispatch) -> str:
+    """Of making a dispatch's pipeline, as an act that may end the process."""
+    kernel, constants = dispatch.pipeline_key
+    return f"{spirv_hash(kernel)}:{hashlib.sha256(repr(constants).encode()).hexdigest()[:16]}"
 
 
 def verdict_key(kernel: str, shape: str) -> str:

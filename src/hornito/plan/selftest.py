@@ -24,10 +24,12 @@ from hornito.plan.plan import Plan
 from hornito.plan.records import (
     FAILED,
     GOOD,
+    STRIKES,
     UNSTABLE,
     WRONG,
     DeviceRecords,
     Verdict,
+    pipeline_mark,
     verdict_key,
 )
 from hornito.plan.stand import DATA, Stand
@@ -153,8 +155,7 @@ class SelfTest:
             tell: called with (done, all) after each unit.
 
         Raises:
-            DeviceLostError: a kernel took the device with it; it has its verdict, and the next
-                load does without it.
+            DeviceLostError: a kernel took the device with it, or another program did: a strike.
         """
         unproven: list[str] = []
         everything = _firsts_first(found)
@@ -200,24 +201,25 @@ class SelfTest:
                 self.stand.take_turn()
                 self.stand.pipelines.of(dispatch)  # compiling is no testing
             began = time.monotonic()
-            with self.stand.pipelines.trying(unit.kernel):
+            with self.stand.pipelines.trying(key):
                 verdict = self._judge(unit, twin)
         except VulkanError as error:
             lost = isinstance(error, DeviceLostError) or error.code == api.VK_TIMEOUT
-            verdict = Verdict(unit.kernel, unit.title, FAILED, str(error), 0, 0.0)
             if lost:
-                self.records.verdicts[key] = verdict
+                self.records.strike(key)
                 self.records.save()
                 raise DeviceLostError(
                     f"{self.stand.device.info.name} was lost while {unit.kernel} was tested "
-                    f"({unit.title}); load again: it will not be used any more",
+                    f"({unit.title}); load again: when that happens {STRIKES} times, the kernel is "
+                    "not used any more",
                     code=error.code,
                 ) from error
+            verdict = Verdict(unit.kernel, unit.title, FAILED, str(error), 0, 0.0)
         finally:
             self._spent += time.monotonic() - began
         self.records.verdicts[key] = verdict
         if verdict.verdict == GOOD:
-            self.records.forgive([unit.kernel])
+            self.records.forgive([key, *map(pipeline_mark, unit.dispatches)])
         else:
             logger.warning(
                 "kernel %s is not used on %s: %s (%s)",

@@ -15,7 +15,7 @@ from hornito.errors import VulkanError
 from hornito.graph.graph import Graph
 from hornito.ops.variants import Choices, Variant
 from hornito.plan.plan import Plan, PlanOptions, build_plan
-from hornito.plan.records import DeviceRecords
+from hornito.plan.records import STRIKES, DeviceRecords, pipeline_mark
 from hornito.plan.selftest import (
     BUDGET_SECONDS,
     SelfTest,
@@ -59,7 +59,8 @@ def first_plan(
     plan = build_plan(graph, device.caps, options)
     records = DeviceRecords.load(device.info)
     variants = _variants(plan)
-    dropped = records.fatal(variant.kernel for variant in variants if not variant.plain)
+    kernels = [variant.kernel for variant in variants if not variant.plain]
+    dropped = records.fatal(kernels, STRIKES + policy.thorough)  # that is how one comes back
     if not policy.thorough:
         dropped |= records.dropped({variant.kernel for variant in variants})
     if dropped:
@@ -94,10 +95,12 @@ def settle(engine: Engine, progress: Progress, policy: KernelPolicy) -> Trust:
         if choices != engine.options.choices:
             _replan(engine, choices, progress)
     if exempt(engine.device.caps) and not policy.thorough:
-        if records.forgive({dispatch.kernel for dispatch in engine.plan.distinct()}):
-            records.save()
-        return Trust(exempt=True, dropped=dict(engine.options.choices.dropped))
-    return _prove(engine, progress, policy, records)
+        trust = Trust(exempt=True, dropped=dict(engine.options.choices.dropped))
+    else:
+        trust = _prove(engine, progress, policy, records)
+    if records.forgive(map(pipeline_mark, engine.plan.distinct())):
+        records.save()
+    return trust
 
 
 def _prove(
