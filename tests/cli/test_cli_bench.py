@@ -85,7 +85,8 @@ def test_bench_as_a_table(package: str, capsys: pytest.CaptureFixture[str]) -> N
     given = ["-p", "16", "-n", "4", "-r", "9", "--context", "256", "--no-start"]
     assert main(["bench", package, *given]) == 0
     text, err = capsys.readouterr()
-    assert re.search(r"^pp16: [0-9.]+ tok/s\ntg4: [0-9.]+ tok/s$", err, re.MULTILINE)
+    for test in ("pp16", "tg4"):  # on a slow machine progress stands between them
+        assert re.search(rf"^{test}: [0-9.]+ tok/s$", err, re.MULTILINE)
     if "software" in text:
         assert "evaluates 200 tokens here (20 in each of 10 runs); shorter: -p 64" in err
     names = [name.strip() for name in text.splitlines()[2].split("|")]
