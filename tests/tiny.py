@@ -124,6 +124,16 @@ def write_llama(
     return made
 
 
+def spoil(package: Path, tensor: str, row: int, column: int, number: float) -> None:
+    """Damage a package: put a number into a matrix that is stored as fp32."""
+    with open_package(package) as opened:
+        info = opened.tensors[tensor]
+    assert info.dtype == "F32"
+    with package.open("r+b") as file:
+        file.seek(info.offset + 4 * (row * info.shape[1] + column))
+        file.write(np.float32(number).tobytes())
+
+
 @contextmanager
 def open_engine(
     device: Device,

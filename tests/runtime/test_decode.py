@@ -23,6 +23,7 @@ from tiny import (
     open_engine,
     pending,
     random_ids,
+    spoil,
     write_llama,
 )
 
@@ -287,9 +288,9 @@ def damaged(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A model whose embedding of id 7 holds a NaN."""
     folder: Path = tmp_path_factory.mktemp("damaged")
     table = np.random.default_rng(1).standard_normal((300, 32)).astype(np.float32)
-    table[7, 3] = np.nan
     write_llama(folder / "hf", vocabulary=300, tensors={"model.embed_tokens.weight": table})
     compile_source(folder / "hf", folder / "model.vxm", weights="fp32")
+    spoil(folder / "model.vxm", "model.embed_tokens.weight", 7, 3, np.nan)
     with open_engine(device, folder / "model.vxm", slots=2) as engine:
         yield engine
 

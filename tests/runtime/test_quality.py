@@ -17,7 +17,7 @@ from hornito.progress import NullProgress
 from hornito.runtime.logit_rows import logit_rows
 from hornito.runtime.session import Session
 from hornito.vk.device import Device
-from tiny import Compiled, open_engine, random_ids, write_llama
+from tiny import Compiled, open_engine, random_ids, spoil, write_llama
 
 pytestmark = pytest.mark.gpu
 
@@ -127,12 +127,10 @@ def test_summaries() -> None:
 
 
 def test_a_nan_is_named(device: Device, tmp_path: Path) -> None:
-    made = write_llama(tmp_path / "a", vocabulary=64)
-    head = made["lm_head.weight"].copy()
-    head[5, 3] = np.inf
-    write_llama(tmp_path / "b", vocabulary=64, tensors={"lm_head.weight": head})
+    write_llama(tmp_path / "hf", vocabulary=64)
     for name in "ab":
-        compile_source(tmp_path / name, tmp_path / f"{name}.vxm", weights="fp32")
+        compile_source(tmp_path / "hf", tmp_path / f"{name}.vxm", weights="fp32")
+    spoil(tmp_path / "b.vxm", "lm_head.weight", 5, 3, np.inf)
     text = Text("t", "", 20, 16, (tuple(random_ids(16, 1, 64)),))
     with (
         open_engine(device, tmp_path / "a.vxm") as a,

@@ -27,7 +27,7 @@ from hornito.serve.scheduler import Scheduler
 from hornito.serve.work import BusyError, Event, Group, Job, Queue, Work
 from hornito.vk.device import open_device
 from serving import NAME, Live, live, parse_events, texts, wait
-from tiny import write_llama
+from tiny import spoil, write_llama
 
 pytestmark = pytest.mark.gpu
 
@@ -225,9 +225,9 @@ def test_long_prompts_do_not_hold_up_streams(text_model: Path, device: str | Non
 def test_a_request_that_fails_touches_no_other(tmp_path: Path, device: str | None) -> None:
     """A row whose logits are NaN ends with an error; the rows beside it go on."""
     table = np.random.default_rng(1).standard_normal((300, 32)).astype(np.float32)
-    table[7, 3] = np.nan
     write_llama(tmp_path / "hf", vocabulary=300, tensors={"model.embed_tokens.weight": table})
     compile_source(tmp_path / "hf", tmp_path / "model.vxm", weights="fp32")
+    spoil(tmp_path / "model.vxm", "model.embed_tokens.weight", 7, 3, np.nan)
     model = tmp_path / "model.vxm"
     with live(model, device=device, slots=3, weights=None) as server:
         good = [[9, 10, 11], [20, 21]]
