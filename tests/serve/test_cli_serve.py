@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,6 +98,54 @@ def test_ctrl_c(text_model: Path) -> None:
     assert any("GET /health" in line for line in lines)
     assert "requests without a temperature: 1 (`hornito run` has 0: --temp 0)\n" in lines
     assert "Traceback" not in "".join(lines)
+
+
+def test_ctrl_c_again_and_again(text_model: Path) -> None:
+    """It waits for no answer, but every client is told, and the device is closed in order."""
+    with started(str(text_model), "--context", "4096", "--slots", "1") as (process, url, lines):
+        body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4000, "ignore_eos": True}
+        waiting: list[httpx.Response] = []
+        with httpx.stream(
+            "POST", f"{url}/v1/completions", json={**body, "stream": True}, timeout=60
+        ) as answer:
+            pieces = answer.iter_text()
+            text = next(pieces)
+            other = threading.Thread(
+                target=lambda: waiting.append(
+                    httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+                )
+            )
+            other.start()
+            while not httpx.get(f"{url}/health", timeout=60).json()["waiting"]:
+                pass
+            for _ in range(3):
+                process.send_signal(signal.SIGINT)
+                time.sleep(0.1)
+            text += "".join(pieces)
+        other.join()
+        assert parse_events(text)[-1]["error"]["code"] == "unavailable"
+        assert waiting[0].status_code == 503
+        assert process.wait(60) == 130
+    assert "Traceback" not in "".join(lines)
+
+
+def test_an_interrupt_waits_for_the_service_to_close() -> None:
+    """What comes next closes the device, which threads of the service may be using until then."""
+    closed: list[bool] = []
+
+    class Stub:
+        def routes(self) -> list[object]:
+            return []
+
+        def close(self) -> None:
+            signal.raise_signal(signal.SIGINT)
+            closed.append(True)
+
+    server = server_module.Server(Stub(), server_module.Address(port=0))  # type: ignore[arg-type]
+    server.stop()
+    with pytest.raises(KeyboardInterrupt):
+        server.run()
+    assert closed == [True]
 
 
 def test_connections_before_the_loop_starts_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import random
 import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,13 @@ import pytest
 import hornito
 from faults import lose
 from hornito.compiler import compile_source
-from hornito.errors import HornitoError, NoDeviceError
+from hornito.errors import DeviceLostError, HornitoError, NoDeviceError
 from hornito.runtime import engine as engine_module
 from hornito.runtime.results import Chunk
 from hornito.runtime.sampler import SamplingParams
 from hornito.serve import scheduler as scheduler_module
 from hornito.serve.scheduler import Scheduler
-from hornito.serve.work import BusyError, Event, Group, Job, Queue, Work
+from hornito.serve.work import BusyError, Event, Group, Job, Queue, UnavailableError, Work
 from hornito.vk.device import open_device
 from serving import NAME, Live, live, parse_events, texts, wait
 from tiny import spoil, write_llama
@@ -265,6 +266,8 @@ def test_d15_a_lost_device_comes_back(
         hold.wait(60)
         if len(tries) == 1:
             raise NoDeviceError("the driver is still busy with itself")
+        if len(tries) == 2:
+            raise OSError("what nobody expected")
         return open_device(*arguments, **options)
 
     monkeypatch.setattr(engine_module, "open_device", open_again)
@@ -292,7 +295,7 @@ def test_d15_a_lost_device_comes_back(
         assert "hornito_up 0.0" in server.http.get("/metrics").text
         hold.set()
         wait(lambda: server.http.get("/health").status_code == 200)
-        assert len(tries) == 2 and engine.generation > 0
+        assert len(tries) == 3 and engine.generation > 0
         assert max(r for kind, r in engine.plan.buckets if kind == "chunk") < rows
         again = server.complete([5, 6, 7], max_tokens=9, temperature=0)
         assert again["choices"] == whole["choices"]
@@ -303,6 +306,52 @@ def test_d15_a_lost_device_comes_back(
         assert server.http.get("/health").status_code == 503
         hold.set()
         wait(lambda: server.http.get("/health").status_code == 200)
+        assert server.used_blocks() == [0] and engine.free_slots == 2
+
+
+@pytest.mark.parametrize("how", ["cancelled", "ended"])
+def test_a_loss_while_an_answer_leaves(text_model: Path, device: str | None, how: str) -> None:
+    """One client goes, or has its answer, when the device does: the others are told, too."""
+    with live(text_model, device=device, slots=2) as server:
+        rounds, engine = server.scheduler._rounds, server.llm.engine
+        submit = engine.device.vk.vkQueueSubmit
+
+        def lose_amid(*arguments: Any) -> int:
+            if len(rounds._rows) < 2:
+                return int(submit(*arguments))
+            leaving = rounds._rows[0]
+            if how == "cancelled":
+                server.scheduler.cancel(leaving.group)
+            else:
+                assert leaving.answer is not None
+                leaving.answer.end("length")
+                rounds._say_end(leaving)
+            lose(engine.device)
+            return int(engine.device.vk.vkQueueSubmit(*arguments))
+
+        engine.device.vk.vkQueueSubmit = lose_amid
+        deliveries: list[tuple[int, Event]] = []
+        told = threading.Semaphore(0)
+
+        def deliver_as(number: int) -> Callable[[int, Event], None]:
+            def deliver(index: int, event: Event) -> None:
+                deliveries.append((number, event))
+                if isinstance(event, HornitoError) or getattr(event, "finish_reason", None):
+                    told.release()
+
+            return deliver
+
+        for number in range(2):
+            work = Work(ids_of(number, 20), SamplingParams(), 200, ignore_eos=True)
+            server.scheduler.submit([work], deliver_as(number))
+        for _ in range(1 if how == "cancelled" else 2):
+            assert told.acquire(timeout=60)
+        failed = [number for number, event in deliveries if isinstance(event, DeviceLostError)]
+        assert len(failed) == 1
+        assert deliveries[-1][0] == failed[0]
+        wait(lambda: server.http.get("/health").status_code == 200)
+        assert server.complete([5, 6, 7], max_tokens=9)["usage"]["completion_tokens"] > 0
+        server.wait_idle()
         assert server.used_blocks() == [0] and engine.free_slots == 2
 
 
@@ -339,10 +388,45 @@ def test_what_nobody_expected(
             answer = server.post("/v1/completions", model=NAME, prompt=[5])
             assert answer.status_code == 503
             server.scheduler._thread.join()
+            with pytest.raises(UnavailableError, match="broken"):
+                server.scheduler.call(lambda: None)
         health = server.http.get("/health")
         assert health.status_code == 503 and health.json()["status"] == "failed"
         assert server.post("/v1/completions", model=NAME, prompt=[5]).status_code == 503
         server.llm.close()
+
+
+def test_whatever_ends_the_thread_everyone_is_told(
+    text_model: Path, device: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers that run or wait, and calls that wait, end with an error."""
+    with live(text_model, device=device, slots=2, pause=0.005) as server:
+        scheduler, rounds = server.scheduler, server.scheduler._rounds
+        usual = rounds.round
+
+        def end() -> None:
+            usual()
+            if scheduler._calls:
+                raise SystemExit  # what no handler takes for an error of a request
+
+        monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
+        monkeypatch.setattr(rounds, "round", end)
+        with ThreadPoolExecutor(5) as clients:
+            asked = [
+                clients.submit(
+                    server.post, "/v1/completions", model=NAME, prompt=[i + 3], max_tokens=200
+                )
+                for i in range(4)
+            ]
+            wait(lambda: scheduler.running == 2 and len(scheduler.queue) == 2)
+            called = clients.submit(scheduler.call, lambda: time.sleep(3600))
+            while scheduler._thread.is_alive() and not called.done():
+                time.sleep(0.001)
+            with pytest.raises(UnavailableError, match="broken"):
+                called.result(60)
+            assert [one.result(60).status_code for one in asked] == [503] * 4
+        assert scheduler.running == 0 and scheduler.state == "failed"
+    assert server.llm.engine.closed
 
 
 def job(owner: object, number: int, ids: list[int] | None = None) -> Job:

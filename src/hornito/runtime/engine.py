@@ -198,8 +198,8 @@ class Engine:
         """What to do after a loss, for the user."""
         text = str(error) if error else f"device {self.device.info.name} was lost"
         return DeviceLostError(
-            f"{text.partition(';')[0]}, and with it the KV cache of every session on it. Load the "
-            "model again; with recover=True (--recover) the device is opened again and the "
+            f"{text.partition(';')[0]}, and with it the KV cache of every session on it; load the "
+            "model again. With recover=True (--recover) the device is opened again and the "
             "sessions' tokens are evaluated again by themselves. Where it happens often, bound the "
             "work of one submission: submission_ms=50 (--submission-ms 50)",
             code=api.VK_ERROR_DEVICE_LOST,

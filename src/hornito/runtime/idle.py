@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from hornito.errors import DeviceLostError, HornitoError
+from hornito.runtime.guard import uninterrupted
 from hornito.runtime.proof import Proof
 
 if TYPE_CHECKING:
@@ -25,16 +26,24 @@ class _EndedError(Exception):
     """The proof has to end before it is through."""
 
 
+class _RenewedError(Exception):
+    """The engine has another device: what is left has to be proved there."""
+
+
 class IdleProof:
     """Tests what a load left unproven, in the pauses that the engine's user announces.
 
     Between `resume` and `pause` the device is this object's; `pause` returns when it is free again,
     which takes one submission, or the making of one pipeline, at most. Plans are made outside of
-    that. Who uses the engine calls `pause` first, and `close` before the engine is closed or its
-    device opened again. Where nothing is unproven there is no thread.
+    that. Who uses the engine calls `pause` first, and `close` before the engine is closed. When its
+    device was opened again during a pause, the next `resume` goes on with what is unproven there.
+    Where nothing is unproven there is no thread.
 
     Args:
-        lost: called by the thread when a kernel took the device with it.
+        lost: called by the thread when a kernel took the device with it; by default that is logged.
+
+    Attributes:
+        done: whether nothing is left to test, or nothing more can be tested on this device.
     """
 
     def __init__(
@@ -60,14 +69,18 @@ class IdleProof:
 
     def resume(self) -> None:
         """Nothing runs from now on: test, when that has been so for a while."""
-        if self.done:
-            return
         with self._changed:
+            if self.done and self._engine.device is not self._device:
+                self._device = self._engine.device
+                self.done, self._thread = self._engine.trust.complete, None
+            if self.done or self._closing:
+                return
             self._begins = time.monotonic() + IDLE_SECONDS
             self._changed.notify_all()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="hornito-proof", daemon=True)
-            self._thread.start()
+            if self._thread is None:
+                work = threading.Thread(target=self._work, name="hornito-proof", daemon=True)
+                self._thread = work
+                work.start()
 
     def pause(self) -> None:
         """Something is to run: have the device free when this returns."""
@@ -86,12 +99,16 @@ class IdleProof:
             self.pause()
 
     def close(self) -> None:
-        """End, with what is known by now kept on disk; a second call does nothing."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        """End, with what is known by now kept on disk; a second call does nothing.
+
+        Ctrl-C waits until the thread has ended: what comes next may close the device.
+        """
+        with uninterrupted():
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            if self._thread is not None:
+                self._thread.join()
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -101,8 +118,10 @@ class IdleProof:
             self._release()
             while (seconds := self._until_free()) != 0:
                 self._changed.wait(seconds)
-            if self._closing or self._engine.device is not self._device:
+            if self._closing:
                 raise _EndedError
+            if self._engine.device is not self._device:
+                raise _RenewedError
             self._using = True
 
     def give(self) -> None:
@@ -122,18 +141,39 @@ class IdleProof:
 
     def _work(self) -> None:
         try:
-            Proof(self._engine, self).run(each=True)
+            while not self._prove():
+                pass
             log.info("kernels: %s", self._engine.trust.line)
         except _EndedError:
             log.debug("the proof of kernels ended early")
         except DeviceLostError as error:
-            log.error("%s", error)
-            if self._lost is not None:
-                self._lost(error)
+            self._tell(error)
         except HornitoError as error:
             log.warning("the kernels left can't be proved now: %s", error)
         except Exception:
             log.exception("the proof of kernels failed; those without a verdict stay unused")
         finally:
-            self.done = True
-            self.give()
+            with self._changed:
+                self.done = True
+                self._release()
+
+    def _prove(self) -> bool:
+        """Test all that is unproven; False when the engine has another device by now."""
+        try:
+            self.take()
+            if not self._engine.trust.complete:
+                Proof(self._engine, self).run(each=True)
+            return True
+        except _RenewedError:
+            with self._changed:
+                self._device = self._engine.device
+            return False
+
+    def _tell(self, error: DeviceLostError) -> None:
+        if self._lost is not None:
+            self._lost(error)
+        elif self._engine.recover:
+            text = str(error).partition(";")[0]
+            log.warning("%s; it is opened again when it is used next", text)
+        else:
+            log.error("%s", error)

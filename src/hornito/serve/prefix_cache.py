@@ -80,9 +80,9 @@ class PrefixCache:
         return match.tokens
 
     def keep(self, session: Session) -> None:
-        """Hold on to what a session is now, within the budget."""
+        """Hold on to what a session is now, within the budget; of a lost device nothing is left."""
         ids = session.ids
-        if not ids or not self.budget or EMBEDDED in ids:
+        if not ids or not self.budget or EMBEDDED in ids or self._engine.device.lost:
             return
         for kept in self._kept:
             if kept.ids == ids or (not self._sliding and kept.ids[: len(ids)] == ids):

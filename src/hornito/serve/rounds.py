@@ -101,10 +101,23 @@ class Rounds:
         self._take_steps()
 
     def fail_all(self, error: HornitoError) -> None:
-        """End every answer that runs."""
-        self._stop_run()
+        """End every answer that runs, on whatever is left of the device, and keep nothing of it.
+
+        This raises nothing: what goes wrong with one answer goes to the log, and on to the next.
+        """
+        try:
+            self._end_run()
+        except Exception:
+            log.exception("the steps in flight could not be ended")
         for job in list(self.running):
-            self._fail(job, error)
+            outcome = _outcome(job) or "failed"
+            try:
+                if outcome == "failed":
+                    self._fail(job, job.error or error)
+                else:
+                    self._retire(job, outcome)
+            except Exception:
+                log.exception("an answer could not be ended")
 
     def close(self) -> None:
         """End the run and forget what was kept."""
@@ -121,7 +134,7 @@ class Rounds:
             if job in self._rows:
                 self._changed = True  # its session closes when what is in flight has come back
             else:
-                self._retire(job, "cancelled")
+                self._finish(job, "cancelled")
 
     def _admit(self) -> None:
         while len(self.running) < self._most and self.llm.engine.free_slots:
@@ -129,9 +142,9 @@ class Rounds:
             if job is None:
                 return
             work = job.work
-            job.session = self.llm.session()
             self.running.append(job)
             try:
+                job.session = self.llm.session()
                 constraint = None if work.form is None else self.llm.grammars.start(work.form)
                 job.sampler = Sampler.start(work.params, len(work.ids), constraint)
                 if work.scores is None:
@@ -141,13 +154,16 @@ class Rounds:
             except Exception as error:
                 self._fail(job, _hornito_error(error))
 
+    def _finish(self, job: Job, outcome: str) -> None:
+        """Keep what an answer evaluated, and give its slot back."""
+        self.cache.keep(_session(job))
+        self._retire(job, outcome)
+
     def _retire(self, job: Job, outcome: str) -> None:
-        """Give the slot of an answer back, and keep what it evaluated."""
+        """Give the slot of an answer back."""
         self.running.remove(job)
-        assert job.session is not None
-        if outcome != "failed":
-            self.cache.keep(job.session)
-        job.session.close()
+        if job.session is not None:
+            job.session.close()
         self._watch.finished(outcome, job)
         self._leave_group(job)
 
@@ -159,8 +175,10 @@ class Rounds:
             group.snapshot = None
 
     def _fail(self, job: Job, error: HornitoError) -> None:
-        self._retire(job, "failed")
-        job.tell(error)
+        try:
+            self._retire(job, "failed")
+        finally:
+            job.tell(error)
 
     # -- prompts ------------------------------------------------------------------------------
 
@@ -258,7 +276,7 @@ class Rounds:
             job.answer.end("length")
             self._say_end(job)
         if job.answer.ended():
-            self._retire(job, job.answer.reason or "length")
+            self._finish(job, job.answer.reason or "length")
         else:
             self._changed = True
 
@@ -373,19 +391,32 @@ class Rounds:
         )
 
     def _stop_run(self) -> None:
+        """End the run, and the answers of it that are complete or can't go on."""
+        for job in self._end_run():
+            outcome = _outcome(job)
+            if job.error is not None:
+                self._fail(job, job.error)
+            elif outcome is not None:
+                self._finish(job, outcome)
+
+    def _end_run(self) -> list[Job]:
+        """Have nothing in flight, and no run; returns the answers that it was of."""
         run, rows = self._run, self._rows
         self._run, self._rows, self._changed = None, [], False
         if run is not None:
             # Of a lost device there is nothing to wait for; the next round says that it is gone.
             with suppress(DeviceLostError):
                 run.stop()
-        for job in rows:
-            if job.error is not None:
-                self._fail(job, job.error)
-            elif job.group.cancelled:
-                self._retire(job, "cancelled")
-            elif (reason := _answer(job).reason) is not None:
-                self._retire(job, reason)
+        return rows
+
+
+def _outcome(job: Job) -> str | None:
+    """How an answer ended; None for one that goes on."""
+    if job.error is not None:
+        return "failed"
+    if job.group.cancelled:
+        return "cancelled"
+    return None if job.answer is None else job.answer.reason
 
 
 def _hornito_error(error: Exception) -> HornitoError:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hornito.errors import DeviceLostError, HornitoError
 from hornito.runtime.idle import IdleProof
@@ -56,7 +57,9 @@ class Scheduler:
         self._cache_bytes = cache_bytes
         self._prefixes = list(prefixes)
         self._watch = watch or NoWatch()
-        self._calls: list[Callable[[], None]] = []
+        self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
+        self._loss: tuple[Rounds, DeviceLostError] | None = None  # that others have noticed
+        self._over = False  # nobody takes calls any more
         # After a loss it is the scheduler that decides who goes on: sessions must not do so alone.
         llm.engine.recover = False
         self._rounds = self._begin(llm)
@@ -119,23 +122,13 @@ class Scheduler:
         Raises:
             UnavailableError: the scheduler has ended.
         """
-        done = threading.Event()
-        found: list[T] = []
-        failures: list[BaseException] = []
-
-        def run() -> None:
-            try:
-                found.append(action())
-            except BaseException as error:
-                failures.append(error)
-            finally:
-                done.set()
-
-        self._post(run)
-        done.wait()
-        if failures:
-            raise failures[0]
-        return found[0]
+        done: Future[T] = Future()
+        with self.queue.changed:
+            if self._over:
+                raise UnavailableError(self._why())
+            self._calls.append((done, action))
+            self.queue.changed.notify_all()
+        return done.result()
 
     def check_device(self) -> None:
         """Ask the driver whether the device is still there; when it is not, get it back.
@@ -157,17 +150,12 @@ class Scheduler:
             self.state = "stopping"
             self.queue.changed.notify_all()
         self._thread.join()
+        self.llm.close()  # of a thread that failed
 
     def _report(self, error: DeviceLostError) -> None:
         """Have the thread find out that the device is gone, unless it does so before."""
-        rounds = self._rounds
-        self._post(lambda: self._lose(error) if self._rounds is rounds else None)
-
-    def _post(self, call: Callable[[], None]) -> None:
         with self.queue.changed:
-            if not self._thread.is_alive():
-                raise UnavailableError(self._why())
-            self._calls.append(call)
+            self._loss = (self._rounds, error)
             self.queue.changed.notify_all()
 
     def _why(self) -> str:
@@ -180,25 +168,29 @@ class Scheduler:
     def _work(self) -> None:
         try:
             self._serve()
+            self._end()
         except BaseException:
             # Nobody answers any more, and /health must say so.
             with self.queue.changed:
                 self.state = "failed"
-            self._fail_waiting(UnavailableError(self._why()))
             raise
         finally:
+            self._abandon()
             self._proof.close()
 
     def _serve(self) -> None:
         while self.state != "stopping":
             with self.queue.changed:
-                if self._rounds.idle and not self._calls and self.state != "stopping":
+                waiting = self._calls or self._loss or self.state == "stopping"
+                if self._rounds.idle and not waiting:
                     self._proof.resume()
                     self.queue.changed.wait()
                 calls, self._calls = self._calls, []
+                loss, self._loss = self._loss, None
             self._proof.pause()
-            for call in calls:
-                call()
+            if loss is not None and loss[0] is self._rounds:
+                self._lose(loss[1])
+            _answer(calls)
             try:
                 self._rounds.round()
             except DeviceLostError as error:
@@ -209,35 +201,49 @@ class Scheduler:
             except Exception as error:
                 log.exception("a round failed")
                 self._rounds.fail_all(HornitoError(f"internal error: {type(error).__name__}"))
-        self._end()
 
     def _end(self) -> None:
         self._proof.close()
         stopping = UnavailableError(self._why())
         self._rounds.fail_all(stopping)
-        self._fail_waiting(stopping)
+        self._fail(self.queue.drop(lambda job: True), stopping)
         with self.queue.changed:
+            self._over = True
             calls, self._calls = self._calls, []
-        for call in calls:
-            call()
+        _answer(calls)
         self._rounds.close()
         self.llm.close()
 
-    def _fail_waiting(self, error: HornitoError) -> None:
-        for job in self.queue.drop(lambda job: True):
-            self._watch.finished("failed", job)
-            job.tell(error)
+    def _abandon(self) -> None:
+        """Whatever ended the thread, nobody waits for it any more."""
+        error = UnavailableError(self._why())
+        with self.queue.changed:
+            self._over = True
+            calls, self._calls = self._calls, []
+        self._fail([*self._rounds.running, *self.queue.drop(lambda job: True)], error)
+        self._rounds.running.clear()
+        for done, _ in calls:
+            done.set_exception(error)
+
+    def _fail(self, jobs: Sequence[Job], error: HornitoError) -> None:
+        for job in jobs:
+            try:
+                self._watch.finished("failed", job)
+                job.tell(error)
+            except Exception:
+                log.exception("a request could not be told that it failed")
 
     def _lose(self, error: DeviceLostError) -> None:
         """The device is gone: say so to everyone, then open it again, however long that takes."""
-        log.error("%s", error)
+        # What follows is advice for those who would have to open it again by themselves.
+        log.error("%s", str(error).partition(";")[0])
         with self.queue.changed:
             if self.state == "stopping":
                 return
             self.state = "device lost"
         self._proof.close()
         self._rounds.fail_all(error)
-        self._fail_waiting(error)
+        self._fail(self.queue.drop(lambda job: True), error)
         self.cache.clear()
         for attempt in range(1 << 30):
             wait = RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)]
@@ -251,6 +257,9 @@ class Scheduler:
                 self._prefixes = [self._evaluated(prefix) for prefix in self._prefixes]
             except HornitoError as failure:
                 log.error("the device can't be opened again yet: %s", failure)
+                continue
+            except Exception:
+                log.exception("the device can't be opened again yet")
                 continue
             self._resume()
             return
@@ -270,3 +279,12 @@ class Scheduler:
             if self.state != "stopping":
                 self.state = "ok"
         log.warning("the device is open again")
+
+
+def _answer(calls: Sequence[tuple[Future[Any], Callable[[], Any]]]) -> None:
+    """Run what others wait for; what an action raises is theirs."""
+    for done, action in calls:
+        try:
+            done.set_result(action())
+        except BaseException as error:
+            done.set_exception(error)

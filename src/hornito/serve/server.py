@@ -17,6 +17,7 @@ import uvicorn
 import uvicorn.config
 
 from hornito.errors import UsageError
+from hornito.runtime.guard import uninterrupted
 from hornito.serve.app import Service, make_app
 
 BACKLOG = 2048
@@ -107,8 +108,10 @@ class Server:
             with _quiet_sigterm():
                 self._server.run(sockets=[self._socket])
         finally:
-            self._socket.close()
-            self.service.close()
+            # Ctrl-C waits: nothing may close the device while a thread of the service uses it.
+            with uninterrupted():
+                self._socket.close()
+                self.service.close()
 
     def stop(self) -> None:
         """Take no more connections, and end when what runs is done; from any thread."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hornito.errors import HornitoError
 from hornito.runtime.results import Chunk
 from hornito.serve.errors import api_error
-from hornito.serve.work import Event, Work
+from hornito.serve.work import Event, UnavailableError, Work
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -57,10 +57,14 @@ class Answers:
         Raises:
             ClientGone: nobody listens.
             HornitoError: one of them failed; the others are cancelled.
+            UnavailableError: the server stops, and waits no longer.
         """
         if not self._open:
             return None
-        found = await self._events.get()
+        try:
+            found = await self._events.get()
+        except asyncio.CancelledError as error:
+            raise UnavailableError("the server is stopping") from error
         if found is None:
             raise ClientGone
         index, event = found
