@@ -407,16 +407,17 @@ def _without_gain(
         else:
             changed += 1
     if not changed:
+        smaller = ", ".join(_smaller_types(package)) or "none"
         if not asked:
             raise UsageError(
                 f"{package.path} is a package, whose matrices are stored as {weights} unless "
-                f"another type is asked for, but they have no more bits than {weights}. Ask for a "
-                "smaller type: --weights int8, int4 or int4m; or compile the model's source"
+                f"another type is asked for, but they have no more bits than {weights}. Types with "
+                f"fewer: {smaller} (--weights TYPE); or compile the model's source"
             )
         raise UsageError(
             f"{package.path} holds {package.manifest.quant.get('weights')} weights, in no more "
-            f"bits than {weights} has: {weights} would claim precision that is lost. Compile the "
-            "model's source instead"
+            f"bits than {weights} has: {weights} would claim precision that is lost. Types with "
+            f"fewer: {smaller}; or compile the model's source instead"
         )
     if not left:
         return []
@@ -425,6 +426,23 @@ def _without_gain(
         + ", ".join(left[:4])
         + (", ..." if len(left) > 4 else "")
     ]
+
+
+def _smaller_types(package: Package) -> list[str]:
+    """Names of storage types that take fewer bytes for some matrix than the package does."""
+    found = []
+    for name in ("bf16", "int8", "int4", "int4m"):
+        graph = Graph.from_json(package.manifest.graph)
+        before = {key: weight.dtype for key, weight in graph.weights.items()}
+        assign_formats(graph, Storage(name))
+        if any(
+            weight.matrix
+            and weight_format(weight.dtype).nbytes(weight.shape)
+            < weight_format(before[key]).nbytes(weight.shape)
+            for key, weight in graph.weights.items()
+        ):
+            found.append(name)
+    return found
 
 
 def _tensors_used(graph: Graph) -> set[str]:

@@ -95,7 +95,7 @@ def test_where_nothing_can_be_written_nothing_is_done(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("report", ["c.gguf", "m.vxm", "none/r.json", "."])
+@pytest.mark.parametrize("report", ["c.gguf", "m.vxm", "README.md", "none/r.json", "."])
 def test_a_report_replaces_no_model(
     desk: Path, report: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +103,14 @@ def test_a_report_replaces_no_model(
     assert main(["compile", "c.gguf", "m.vxm", "--support-report", report]) == 2
     assert f"--support-report {report}: is a" in capsys.readouterr().err
     assert (desk / "c.gguf").read_bytes() == before and not (desk / "m.vxm").exists()
+
+
+def test_a_report_replaces_a_report(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(SOURCE, desk / "copy")
+    assert main(["compile", "copy", "m.vxm", "--support-report", "copy/config.json"]) == 2
+    assert "is a file of the model" in capsys.readouterr().err
+    for _ in range(2):
+        assert main(["compile", "copy", "m.vxm", "--support-report", "r.json"]) == 0
 
 
 def test_packages_are_told_by_their_content(desk: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,8 +142,8 @@ def test_the_default_type_of_a_package_is_named(
     capsys.readouterr()
     assert main(["compile", "s.vxm", "s2.vxm"]) == 2
     err = capsys.readouterr().err
-    assert "stored as fp16 unless another type is asked for" in err
-    assert "--weights int8, int4 or int4m" in err and "claim" not in err
+    assert "stored as fp16 unless another type is asked for" in err and "claim" not in err
+    assert "Types with fewer: int4, int4m (--weights TYPE)" in err
     assert main(["compile", "s.vxm", "s2.vxm", "--weights", "fp16"]) == 2
     assert "fp16 would claim precision that is lost" in capsys.readouterr().err
 

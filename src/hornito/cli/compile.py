@@ -132,15 +132,25 @@ def _measured(arguments: argparse.Namespace, source: str) -> ModelQuality:
 
 
 def _check_report(arguments: argparse.Namespace) -> None:
-    """Refuse a --support-report that could not be written, or would replace the model."""
+    """Refuse a --support-report that could not be written, or would replace what is no report."""
     if arguments.support_report is None:
         return
     path = Path(arguments.support_report)
     if path.is_dir() or not path.parent.is_dir():
         raise UsageError(f"--support-report {path}: is a directory, or its folder does not exist")
     names = [arguments.source, arguments.out, *(option.file for option in arguments.graph)]
-    if path.resolve() in {Path(name).resolve() for name in names if name is not None}:
-        raise UsageError(f"--support-report {path}: is a file of the model; give another name")
+    places = {Path(name).resolve() for name in names if name is not None}
+    found = path.resolve()
+    of_model = found in places or (path.exists() and not places.isdisjoint(found.parents))
+    if of_model or (path.is_file() and not _may_be_json(path)):
+        raise UsageError(
+            f"--support-report {path}: is a file of the model, or no JSON; give another name"
+        )
+
+
+def _may_be_json(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(64).lstrip()[:1] in (b"{", b"")
 
 
 def _refuse_what_is_no_source(path: Path) -> None:
