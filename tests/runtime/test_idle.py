@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -227,6 +229,53 @@ def test_an_early_end_gives_everything_back(
         assert before | set(watched.tested) == {unit.kernel for unit in units(engine.plan)}
 
 
+def test_each_verdict_is_kept_at_once(
+    fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed amid the proof has not tested for nothing."""
+    test, lacking = SelfTest._test, []
+
+    def tested(found: SelfTest, unit: Unit, key: str) -> Verdict:
+        kept = DeviceRecords.load(fresh.info).verdicts
+        lacking.append([v.kernel for key, v in found.records.verdicts.items() if key not in kept])
+        return test(found, unit, key)
+
+    monkeypatch.setattr(SelfTest, "_test", tested)
+    with open_engine(fresh, compiled("llama-tiny"), **ONE_CHUNK) as engine:
+        with IdleProof(engine) as proof:
+            proof.resume()
+            wait(lambda: proof.done)
+        assert len(lacking) > 2 and not any(lacking)
+
+
+def test_ctrl_c_waits_for_the_proof_to_end(
+    fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes behind may close the device, so the thread must not be using it any more."""
+    run, began = Stand._run, threading.Event()
+
+    def interrupted(stand: Stand, recorder: Any) -> None:
+        if not began.is_set():
+            began.set()
+            wait(lambda: proof._closing)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        run(stand, recorder)
+
+    monkeypatch.setattr(Stand, "_run", interrupted)
+    with open_engine(fresh, compiled("llama-tiny"), **ONE_CHUNK) as engine:
+        proof = IdleProof(engine)
+        proof.resume()
+        assert began.wait(SOON)
+        with pytest.raises(KeyboardInterrupt):
+            proof.close()
+        alive = [t for t in threading.enumerate() if t.name == "hornito-proof"]
+        for thread in alive:
+            thread.join()
+        assert not alive
+        check_answer(engine)
+
+
 def test_without_memory_the_rest_stays_unproven(
     fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,20 +347,26 @@ def test_a_kernel_that_takes_the_device_with_it(
         with IdleProof(engine, lost.append) as proof:
             proof.resume()
             wait(lambda: proof.done)
-        monkeypatch.setattr(Stand, "_record", real)
-        (error,) = lost
-        assert VARIANT in str(error)
-        engine.revive()
-        try:
+            proof.resume()  # nothing more can be found out on this device
+            assert proof.done
+            monkeypatch.setattr(Stand, "_record", real)
+            (error,) = lost
+            assert VARIANT in str(error)
+            proof.pause()
+            engine.revive()
             assert engine.trust.dropped[VARIANT].startswith("failed: ")
-            assert VARIANT not in kernels_of(engine)
+            assert not engine.trust.complete
+            proof.resume()
+            wait(lambda: proof.done)
+        try:
+            assert engine.trust.complete and VARIANT not in kernels_of(engine)
             check_answer(engine)
         finally:
             engine.close()
             engine.device.close()
 
 
-def test_a_device_that_was_opened_again_ends_the_proof(
+def test_the_proof_goes_on_with_a_device_that_was_opened_again(
     fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine's user lost the device and got another while the proof was halted."""
@@ -327,15 +382,13 @@ def test_a_device_that_was_opened_again_ends_the_proof(
                 fresh.completed()
             engine.revive()
             try:
-                at = watched.submissions
+                at, known = watched.submissions, set(watched.tested)
+                assert VARIANT in engine.trust.waiting
+                watched.tested.clear()
                 proof.resume()
                 wait(lambda: proof.done)
-                assert watched.submissions == at
-                # What is left is known still, and a proof of the new device tests it.
-                assert VARIANT in engine.trust.waiting
-                with IdleProof(engine) as other:
-                    other.resume()
-                    wait(lambda: other.done)
+                assert watched.submissions > at
+                assert known.isdisjoint(watched.tested)
                 assert VARIANT in kernels_of(engine) and engine.trust.complete
                 check_answer(engine)
             finally:

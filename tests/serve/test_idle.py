@@ -142,8 +142,10 @@ def test_requests_amid_the_proof(
         assert VARIANT in kernels_of(server.llm.engine)
 
 
-def test_a_kernel_that_loses_the_device(text_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server comes back without it, as after any loss."""
+def test_a_kernel_that_loses_the_device(
+    text_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server comes back without it, as after any loss, and says so once."""
     monkeypatch.setattr("hornito.runtime.settle.STRIKES", 1)
     real = Stand._record
 
@@ -167,6 +169,10 @@ def test_a_kernel_that_loses_the_device(text_model: Path, monkeypatch: pytest.Mo
         assert got["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         wait(lambda: proved(server), SOON)
         assert VARIANT not in kernels_of(engine)
+    said = [text for text in caplog.messages if VARIANT in text and "was lost while" in text]
+    assert len(said) == 1
+    assert not any("load again" in text for text in caplog.messages)
+    assert caplog.messages.count("the device is open again") == 1
 
 
 def test_closing_amid_the_proof(text_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

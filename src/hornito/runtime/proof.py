@@ -86,6 +86,7 @@ class Proof:
         )
         records = DeviceRecords.load(engine.device.info)
         self._test = SelfTest(self._stand, records, self._plain, budget_s)
+        self._kept = 0  # tests whose verdicts are on disk
 
     def run(self, *, each: bool) -> None:
         """Test everything, until all is known or time is up.
@@ -105,7 +106,6 @@ class Proof:
                 pass
         finally:
             self._stand.free()
-            self._test.save()
             self._turn.give()
 
     def _run_plan(self, *, each: bool) -> bool:
@@ -116,11 +116,17 @@ class Proof:
         kernels = dict.fromkeys(unit.kernel for unit in found if unit.title in left)
         for only in [{kernel} for kernel in kernels] if each and kernels else [set(kernels)]:
             self._turn.take()
-            trust = self._test.run(found, only=only)
+            trust = self._test.run(found, only=only, tell=self._keep)
             self._adopt(trust)
             if any(why != UNPROVEN for why in trust.dropped.values()):
                 return True  # others take the place of what fell
         return False
+
+    def _keep(self, done: int, total: int) -> None:
+        """Save each verdict when it is there: the process may be killed at any time."""
+        if self._test.tested > self._kept:
+            self._kept = self._test.tested
+            self._test.save()
 
     def _adopt(self, trust: Trust) -> None:
         """Have the engine take the plan that uses all that is proved, and nothing else."""
