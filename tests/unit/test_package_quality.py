@@ -77,7 +77,9 @@ def test_a_full_disk_leaves_the_package(package: Path, monkeypatch: pytest.Monke
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(writer.shutil, "copyfileobj", full)
-    with pytest.raises(HornitoError, match="No space left"):
+    with pytest.raises(
+        HornitoError, match=r"can't write .*m\.vxm \([\d,]+ bytes\): No space left on device"
+    ):
         store_quality(package, QUALITY)
     assert package.read_bytes() == before
     assert [path.name for path in package.parent.iterdir()] == ["m.vxm"]

@@ -162,7 +162,7 @@ def _replaced(target: Path, total: int) -> Iterator[BinaryIO]:
         _sync_folder(target.parent)
     except OSError as error:
         raise HornitoError(
-            f"can't write {target}, which takes {size_text(total)}: {error.strerror or error}"
+            f"can't write {target} ({size_text(total)}): {error.strerror or error}"
         ) from error
     finally:
         _discard(partial)
