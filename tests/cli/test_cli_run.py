@@ -6,7 +6,6 @@ import io
 import json
 import os
 import signal
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Any
 import pytest
 
 import hornito
-from hornito.cli import stdin
 from hornito.cli.main import main
 from hornito.errors import ContextOverflowError, DeviceMemoryError, NoDeviceError
 from hornito.runtime.results import Chunk, Timings, TokenLogprob
@@ -163,39 +161,33 @@ def test_stdin_is_the_prompt_where_there_is_none(
     assert main(["run", "m.vxm"]) == 2
 
 
-def test_text_beside_a_prompt_comes_before_it(
-    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch
+def test_text_beside_a_prompt_is_not_read(
+    llm: FakeLLM,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
-    for data, pipe, want in (
-        (b"A text.\n\n", True, "A text.\n\nSummarise"),
-        (b"", True, "Summarise"),
-        (b"", False, "Summarise"),
-    ):
+    """Nor is it waited for, where the pipe stays open; that it lies there is said."""
+    note = "stdin is not read beside PROMPT"
+    text = tmp_path / "text"
+    text.write_text("A text.\n")
+    there, back = os.pipe()
+    waiting, end = os.pipe()
+    os.write(end, b"A text.")
+    for file, said in ((text.open(), True), (os.fdopen(there), False), (os.fdopen(waiting), True)):
         llm.calls.clear()
-        stdin_of(monkeypatch, data, pipe=pipe)
+        monkeypatch.setattr("sys.stdin", file)
         assert main(["run", "m.vxm", "Summarise", "--raw"]) == 0
-        assert llm.calls[1][:2] == ("stream", want)
+        assert llm.calls[1][:2] == ("stream", "Summarise")
+        assert (note in capsys.readouterr().err) is said
+        file.close()
+    os.close(back)
+    os.close(end)
+    stdin_of(monkeypatch, b"", pipe=False)
+    assert main(["run", "m.vxm", "Summarise", "--raw"]) == 0
     monkeypatch.setattr("sys.stdin", None)
     assert main(["run", "m.vxm", "Summarise", "--raw"]) == 0
-
-
-def test_a_writer_that_keeps_quiet_is_named(
-    llm: FakeLLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    there, back = os.pipe()
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(os.fdopen(there, "rb")))
-    said = threading.Event()
-
-    def note() -> None:
-        stdin._say_waiting()
-        said.set()
-        os.close(back)
-
-    monkeypatch.setattr(stdin, "_PATIENCE", 0.01)
-    timer = threading.Timer
-    monkeypatch.setattr(stdin, "Timer", lambda seconds, _: timer(seconds, note))
-    assert main(["run", "m.vxm", "Hi"]) == 0 and said.is_set()
-    assert "reading the text before the prompt from stdin" in capsys.readouterr().err
+    assert note not in capsys.readouterr().err
 
 
 def test_a_chat_begins_on_a_terminal(llm: FakeLLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from hornito.cli.options import (
     token_ids,
 )
 from hornito.cli.output import print_json, rate, say_cut
-from hornito.cli.stdin import on_terminal, piped_text, stdin_text
+from hornito.cli.stdin import on_terminal, stdin_text, text_waits
 from hornito.cli.tensors import add_tensors
 from hornito.cli.tensors import run as run_tensors
 from hornito.errors import HornitoError, UsageError
@@ -52,8 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PROMPT",
         nargs="?",
         help="text; '-' reads it from stdin (one newline at the end is dropped). Without it a chat "
-        "begins on a terminal, and what is piped in is the prompt; text that is piped in beside "
-        "PROMPT comes before it, with an empty line between",
+        "begins on a terminal, and what is piped in is the prompt",
     )
     parser.add_argument("--prompt-file", metavar="FILE", help="read the prompt from a file")
     parser.add_argument("--ids", type=token_ids, help="prompt as token ids: 1,2,3", metavar="IDS")
@@ -142,8 +141,13 @@ def _prompt(arguments: argparse.Namespace) -> str | list[int] | None:
     text: str = arguments.prompt
     if text == "-":
         return stdin_text()
-    before = piped_text()
-    return f"{before}\n\n{text}" if before.strip() else text
+    if text_waits():
+        print(
+            "hornito: stdin is not read beside PROMPT; to have it in the prompt, pipe all of that "
+            "in and leave PROMPT out",
+            file=sys.stderr,
+        )
+    return text
 
 
 def _chat(arguments: argparse.Namespace) -> int:

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from threading import Timer
 
 from hornito.errors import UsageError
-
-_PATIENCE = 2.0  # seconds until it is said what is being waited for
 
 
 def on_terminal() -> bool:
@@ -32,35 +29,25 @@ def stdin_text() -> str:
     return text
 
 
-def piped_text() -> str:
-    """What comes from a pipe or a file beside a prompt, without newlines at its end; '' if nothing.
+def text_waits() -> bool:
+    """Whether a pipe or a file has text for us, which a prompt beside it leaves unread.
 
-    Other kinds of stdin are not read: who starts programs through a socket may never close it.
-
-    Raises:
-        UsageError: it is not UTF-8.
+    It is not read then: who starts programs may leave a pipe open that never ends.
     """
     try:
-        mode = os.fstat(sys.stdin.fileno()).st_mode
-    except (AttributeError, OSError):  # it is closed, or stands for no file
-        return ""
-    if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
-        return ""
-    note = Timer(_PATIENCE, _say_waiting)
-    note.daemon = True
-    note.start()
-    try:
-        return _read().rstrip("\n")
-    finally:
-        note.cancel()
+        file = sys.stdin.fileno()
+        status = os.fstat(file)
+        if stat.S_ISREG(status.st_mode):
+            return os.lseek(file, 0, os.SEEK_CUR) < status.st_size
+        if not stat.S_ISFIFO(status.st_mode):
+            return False
+        import fcntl  # not on every system; neither is FIONREAD
+        import termios
 
-
-def _say_waiting() -> None:
-    print(
-        "hornito: reading the text before the prompt from stdin (</dev/null: none)",
-        file=sys.stderr,
-        flush=True,
-    )
+        ready = fcntl.ioctl(file, termios.FIONREAD, b"\0" * 4)
+    except (AttributeError, ImportError, OSError):  # it is closed, or stands for no file
+        return False
+    return any(ready)
 
 
 def _read() -> str:
