@@ -88,6 +88,23 @@ sys.exit(main.main(["list"]))
 """A verb whose main thread waits for input while another one tests a kernel."""
 
 
+DOCTOR = """
+import os, sys
+from hornito.cli.main import main
+from hornito.vk.device import Device
+
+made = Device.pipeline
+
+def pipeline(self, spirv, *, name, **more):
+    if name == sys.argv[1]:
+        os._exit(134)
+    return made(self, spirv, name=name, **more)
+
+Device.pipeline = pipeline
+sys.exit(main(["doctor"]))
+"""
+
+
 def start(script: str, *arguments: str) -> subprocess.Popen[str]:
     paths = f"{ROOT / 'tests'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     return subprocess.Popen(
@@ -234,6 +251,16 @@ def test_signals_that_others_handle_are_theirs(tmp_path: Path) -> None:
     finally:
         signal.signal(signal.SIGTERM, before)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_doctor_does_without_as_well(cache: Path, kernels: None) -> None:
+    """Its own check of a device must not end it for ever."""
+    for code in (134, 134, 0):
+        doctor = start(DOCTOR, VARIANT)
+        out, errors = doctor.communicate()
+        assert doctor.returncode == code, errors
+    assert f"not used: kernel {VARIANT} (failed: 2 processes ended" in out
+    assert "linear/lane_row.f32, 64 rows" in out
 
 
 def test_a_plain_twin_is_used_whatever_it_did(

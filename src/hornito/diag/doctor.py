@@ -166,15 +166,16 @@ def _opened(report: DeviceReport) -> DeviceReport:
             available, total = device.heap_budget()
             limits = {"memory_bytes": total, "memory_free_bytes": available, **limits}
             quirks = [f"{quirk.reason} ({quirk.link})" for quirk in device.quirks]
+            records = DeviceRecords.load(device.info)
             report = replace(
                 report,
                 limits=limits,
                 features=features,
                 missing=missing,
                 quirks=quirks,
-                dropped=failed_kernels(DeviceRecords.load(device.info)),
+                dropped=failed_kernels(records),
             )
-            checks = check_dispatch(device, RUNS)
+            checks = check_dispatch(device, records, RUNS)
     except HornitoError as error:
         return replace(report, problem=str(error))
     bad = [check for check in checks if not check.passed]

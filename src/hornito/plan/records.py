@@ -6,7 +6,8 @@ it: each brings in what it found.
 
 A process that ends in an act with a kernel (making a pipeline, testing it at a shape), or a device
 that is lost in a test, is a strike against the act. When the act goes well, its strikes are gone;
-with STRIKES of them the kernel is not used, but by `hornito doctor --full`, up to one more.
+with STRIKES of them the kernel is not used. `hornito doctor --full` tries it all the same; when it
+ends the doctor too, the next report leaves it out, and the one after tries it again.
 """
 
 from __future__ import annotations
@@ -206,10 +207,14 @@ class DeviceRecords:
             self.strikes.pop(mark, None)
         return len(self.strikes) < before
 
-    def forgive_kernels(self, kernels: Iterable[str]) -> bool:
-        """Strike out everything against kernels that passed a full test; whether there was any."""
+    def forgive_kernels(self, kernels: Iterable[str]) -> None:
+        """Strike out everything against kernels that passed a full test."""
         well = {spirv_hash(kernel) for kernel in kernels}
-        return self.forgive([mark for mark in self.strikes if mark.partition(":")[0] in well])
+        self.forgive([mark for mark in self.strikes if mark.partition(":")[0] in well])
+
+    def allow_another_test(self) -> None:
+        """Have the next full test try what this one left out."""
+        self.strikes = {mark: min(count, STRIKES) for mark, count in self.strikes.items()}
 
     def forget_failures(self) -> None:
         """Have every kernel that failed a test tested again before it is used, whatever the shape.
