@@ -125,7 +125,8 @@ def test_ctrl_c_again_and_again(text_model: Path) -> None:
         other.join()
         assert parse_events(text)[-1]["error"]["code"] == "unavailable"
         assert waiting[0].status_code == 503
-        assert process.wait(60) == 130
+        # The last one may come when Python has ended, and ends the process itself.
+        assert process.wait(60) in (130, -signal.SIGINT)
     assert "Traceback" not in "".join(lines)
 
 
