@@ -156,7 +156,8 @@ def test_truncation_at_every_byte(tmp_path: Path) -> None:
 def test_nothing_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
         open_source(tmp_path / "none.gguf")
-    with pytest.raises(UnsupportedError, match=r"without config\.json.*Supported: a Hornito package \(.vxm\), a GGUF file"):
+    supported = r"without config\.json.*Supported: a Hornito package \(\.vxm\), a GGUF file"
+    with pytest.raises(UnsupportedError, match=supported):
         open_source(tmp_path)
     (tmp_path / "x.bin").write_bytes(b"PK\3\4 and so on")
     with pytest.raises(UnsupportedError, match="of no known format"):
