@@ -11,7 +11,7 @@ from hornito.ops import gemv
 from hornito.ops.base import Array
 from hornito.ops.gemv import Geometry
 from hornito.ops.variants import Choices
-from hornito.quant.formats import FORMATS, weight_format
+from hornito.quant.formats import weight_format
 from hornito.quant.planes import unpack
 from ops import cases
 from ops.harness import Bench, Call, assert_close, lower, rows_of
@@ -20,7 +20,8 @@ from ops.test_quants import WIDTHS, WITH_OUTLIERS, check, stored_matrix
 
 pytestmark = pytest.mark.gpu
 
-NAMES = [f.name for f in FORMATS.values() if f.number in (2, 3, 4)] + WITH_OUTLIERS
+# Of each kind of integers, with groups of every size and outliers.
+NAMES = ["int8", "int4g64", "int4m", *WITH_OUTLIERS]
 
 
 @pytest.fixture(autouse=True)
