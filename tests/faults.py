@@ -5,6 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
+import pytest
+
+from hornito.errors import DeviceMemoryError
 from hornito.ops import kernels as kernel_files
 from hornito.vk import api
 from hornito.vk.device import Device
@@ -64,3 +67,15 @@ def fail_pipelines(device: Device, spirv: bytes) -> None:
 def fail_kernel(device: Device, kernel: str) -> None:
     """`fail_pipelines` of one of this project's kernels."""
     fail_pipelines(device, kernel_files.load_spirv(kernel))
+
+
+def refuse_memory(monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+    """Allocations of that label find no room."""
+    real = Device.allocate
+
+    def allocate(self: Device, size: int, kind: Any, given: str) -> Any:
+        if given == label:
+            raise DeviceMemoryError("no room for a test", needed=size, available=0)
+        return real(self, size, kind, given)
+
+    monkeypatch.setattr(Device, "allocate", allocate)

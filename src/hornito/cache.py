@@ -26,7 +26,8 @@ log = logging.getLogger("hornito")
 
 MARKER = ".hornito.json"
 DEFAULT = "default"
-"""The weights in the name of a package that was compiled without a choice of them."""
+"""The weights in the name of a package that was compiled without a choice of them: `keep` of
+sources with quantised tensors, `fp16` of others."""
 
 _COMPILED = re.compile(r"(.+)-([a-z0-9_]+)-([0-9a-f]{16})")
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9_][A-Za-z0-9._-]*")

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hornito.cache import DEFAULT as DEFAULT
 from hornito.cache import models_directory, note_use, prepare_models_directory
 from hornito.errors import FormatError, UnsupportedError, UsageError
 from hornito.graph.checks import DTYPES
@@ -37,8 +38,6 @@ from hornito.support import support_report
 
 DEFAULT_WEIGHTS = "fp16"
 _CACHED_NAME_BYTES = 160
-DEFAULT = "default"
-"""In names of cached packages: `keep` for sources with quantised tensors, `fp16` for others."""
 
 
 @dataclass(frozen=True, slots=True)

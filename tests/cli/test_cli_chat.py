@@ -11,11 +11,9 @@ import struct
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -24,9 +22,8 @@ from hornito.cli.main import main
 from hornito.cli.settings import describe_settings, set_setting
 from hornito.conversation import ChatSettings
 from hornito.errors import UsageError
-from hornito.plan.selftest import SelfTest
-from hornito.runtime import idle as idle_module
-from hornito.runtime import settle
+from hornito.runtime.idle import IdleProof
+from proofs import prove_while_waiting, wait_for
 from text_model import write_text_model
 from tree import own_cache
 
@@ -175,12 +172,7 @@ def test_kernels_are_proved_while_a_message_is_typed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A load has no time for them; the proof halts for each answer, and the next uses them."""
-    proofs: list[idle_module.IdleProof] = []
-    begin = idle_module.IdleProof.__init__
-
-    def begun(proof: idle_module.IdleProof, *arguments: Any) -> None:
-        begin(proof, *arguments)
-        proofs.append(proof)
+    proofs: list[IdleProof] = []
 
     class Typist(io.StringIO):
         """Is slow with the third message."""
@@ -189,16 +181,11 @@ def test_kernels_are_proved_while_a_message_is_typed(
 
         def readline(self, size: int | None = -1, /) -> str:
             self.lines += 1
-            end = time.monotonic() + 120
-            while self.lines == 3 and not proofs[0].done and time.monotonic() < end:
-                time.sleep(0.005)
+            if self.lines == 3:
+                wait_for(proofs[0])
             return super().readline()
 
-    monkeypatch.setattr(idle_module.IdleProof, "__init__", begun)
-    monkeypatch.setattr(settle, "exempt", lambda caps: False)
-    monkeypatch.setattr(SelfTest, "_time_left", lambda test: test._budget is None)
-    monkeypatch.setenv("HORNITO_CACHE", str(tmp_path))
-    monkeypatch.setenv("HORNITO_DEVICE", "software")
+    prove_while_waiting(monkeypatch, tmp_path, proofs.append)
     text = "/stats\nhello\n/stats\nhello\n"
     monkeypatch.setattr("sys.stdin", Typist(text))
     assert main(["chat", str(model), "--max-tokens", "6", "--context", "512"]) == 0

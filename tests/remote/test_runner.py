@@ -7,10 +7,8 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,11 +16,10 @@ import hornito
 from hornito.api import LLM
 from hornito.cli.main import main
 from hornito.errors import DeviceLostError
-from hornito.plan.selftest import SelfTest
 from hornito.remote import RemoteRefusal, RemoteRunner
 from hornito.runner import Runner
-from hornito.runtime import idle as idle_module
-from hornito.runtime import settle
+from hornito.runtime.idle import IdleProof
+from proofs import prove_while_waiting, wait_for
 from text_model import write_text_model
 from tree import own_cache
 
@@ -92,11 +89,10 @@ def test_kernels_are_proved_while_a_line_is_awaited(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A load has no time for them; the answers are the same before, amid and after."""
-    proofs: list[idle_module.IdleProof] = []
-    begin = idle_module.IdleProof.__init__
+    proofs: list[IdleProof] = []
+    states: list[bool] = []
 
-    def begun(proof: idle_module.IdleProof, *arguments: Any) -> None:
-        begin(proof, *arguments)
+    def begun(proof: IdleProof) -> None:
         proofs.append(proof)
         states.append(proof.done)
 
@@ -107,17 +103,11 @@ def test_kernels_are_proved_while_a_line_is_awaited(
 
         def readline(self, size: int | None = -1, /) -> bytes:
             self.lines += 1
-            end = time.monotonic() + 120
-            while self.lines == 3 and not proofs[0].done and time.monotonic() < end:
-                time.sleep(0.005)
+            if self.lines == 3:
+                wait_for(proofs[0])
             return super().readline()
 
-    states: list[bool] = []
-    monkeypatch.setattr(idle_module.IdleProof, "__init__", begun)
-    monkeypatch.setattr(settle, "exempt", lambda caps: False)
-    monkeypatch.setattr(SelfTest, "_time_left", lambda test: test._budget is None)
-    monkeypatch.setenv("HORNITO_CACHE", str(tmp_path))
-    monkeypatch.setenv("HORNITO_DEVICE", "software")
+    prove_while_waiting(monkeypatch, tmp_path, begun)
     source = Slow(b"5 6 7\nREWIND 0\n5 6 7\n")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(source))
     command = ["runner", str(model), "--max-tokens", "6", "--context", "128", "--eos", "400"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from faults import fail_kernel, lose
+from faults import fail_kernel, lose, refuse_memory
 from hornito.errors import DeviceLostError, DeviceMemoryError
 from hornito.ops.variants import Choices
 from hornito.plan.plan import build_plan
@@ -279,15 +279,8 @@ def test_ctrl_c_waits_for_the_proof_to_end(
 def test_without_memory_the_rest_stays_unproven(
     fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Device.allocate
-
-    def allocate(self: Device, size: int, kind: Any, label: str) -> Any:
-        if label == "self-test":
-            raise DeviceMemoryError("no room for a test", needed=size, available=0)
-        return real(self, size, kind, label)
-
     with open_engine(fresh, compiled("llama-tiny"), **ONE_CHUNK) as engine:
-        monkeypatch.setattr(Device, "allocate", allocate)
+        refuse_memory(monkeypatch, "self-test")
         with IdleProof(engine) as proof:
             proof.resume()
             wait(lambda: proof.done)

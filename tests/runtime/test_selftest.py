@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from faults import fail_kernel, lose
-from hornito.errors import DeviceLostError, DeviceMemoryError, SessionError, VulkanError
+from faults import fail_kernel, lose, refuse_memory
+from hornito.errors import DeviceLostError, SessionError, VulkanError
 from hornito.ops import kernels as kernel_files
 from hornito.plan import records as records_module
 from hornito.plan.records import GOOD, UNSTABLE, WRONG, DeviceRecords, Verdict
@@ -325,14 +325,7 @@ def test_without_memory_for_a_test_the_load_goes_on(
     fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What could not be tested for lack of memory is unproven, and not used."""
-    real = Device.allocate
-
-    def allocate(self: Device, size: int, kind: Any, label: str) -> Any:
-        if label == "self-test":
-            raise DeviceMemoryError("no room for a test", needed=size, available=0)
-        return real(self, size, kind, label)
-
-    monkeypatch.setattr(Device, "allocate", allocate)
+    refuse_memory(monkeypatch, "self-test")
     with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
         assert engine.trust.unproven and not engine.trust.verdicts
         assert engine.trust.dropped[VARIANT] == UNPROVEN

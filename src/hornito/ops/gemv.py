@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -95,11 +95,9 @@ def gemv_variants(args: LinearArgs, name: str, most_groups: int) -> list[Variant
     usual = [gemv_geometry(args.products, args.k, least, most_groups)]
     # With very many weight rows memory is the limit anyway, and with splits it is to be measured.
     large = args.products * args.k >= DIGIT_WEIGHTS and args.products < HEAD_PRODUCTS
-    if has_digits(args) and large and digit_splits(args.k) == 1:
+    if large and has_digits(args) and digit_splits(args.k) == 1:
         usual.insert(0, digit_geometry(args))
-    geometries = dict.fromkeys((*usual, *all_geometries(args)))
-    taken = [geometry for geometry in geometries if geometry.outs >= least]
-    return variants(args, f"linear/gemv.{name}", taken, usual)
+    return _variants(args, f"linear/gemv.{name}", usual, lambda g: g.outs >= least)
 
 
 def qkv_variants(args: LinearArgs, name: str) -> list[Variant]:
@@ -108,16 +106,21 @@ def qkv_variants(args: LinearArgs, name: str) -> list[Variant]:
     whole = has_digits(args) and digit_splits(args.k) == 1
     if whole and args.products * args.k >= DIGIT_QKV_WEIGHTS:
         usual.insert(0, digit_geometry(args))
-    geometries = dict.fromkeys((*usual, *all_geometries(args)))
-    taken = [g for g in geometries if g.outs >= 2 and (g.lanes <= 64 or g.outs > 2)]
-    taken = [geometry for geometry in taken if whole or not geometry.digits]
-    return variants(args, f"linear/gemv_append.{name}", taken, usual)
+
+    def fits(geometry: Geometry) -> bool:
+        pairs = geometry.outs > 2 or (geometry.outs == 2 and geometry.lanes <= 64)
+        return pairs and (whole or not geometry.digits)
+
+    return _variants(args, f"linear/gemv_append.{name}", usual, fits)
 
 
-def variants(
-    args: LinearArgs, kernel: str, geometries: Iterable[Geometry], usual: Sequence[Geometry]
+def _variants(
+    args: LinearArgs,
+    kernel: str,
+    usual: Sequence[Geometry],
+    fits: Callable[[Geometry], bool],
 ) -> list[Variant]:
-    """Geometries as variants of a kernel; those that are not usual are optional."""
+    """The usual geometries of a kernel, and as optional variants all others that fit it."""
     return [
         Variant(
             geometry.kernel(kernel),
@@ -126,11 +129,12 @@ def variants(
             geometry.needs,
             optional=geometry not in usual,
         )
-        for geometry in geometries
+        for geometry in dict.fromkeys((*usual, *_geometries(args)))
+        if fits(geometry)
     ]
 
 
-def all_geometries(args: LinearArgs) -> Iterable[Geometry]:
+def _geometries(args: LinearArgs) -> Iterable[Geometry]:
     """All that fit the product."""
     outs = (1, 2, 4, 8) if args.rows == 1 and quantised(args.dtype) else (1, 2, 4)
     for n in outs:
@@ -192,6 +196,11 @@ def batch_variant(args: LinearArgs, name: str, most_groups: int, *, optional: bo
         (ceil_div(args.products, geometry.rows), ceil_div(args.rows, GEMV_ROWS), 1),
         optional=optional,
     )
+
+
+def is_gemv(chosen: Variant) -> bool:
+    """Whether it is a variant of kernels/linear/gemv.comp."""
+    return chosen.kernel.startswith("linear/gemv.")
 
 
 def norm_apart(args: LinearArgs, chosen: Variant) -> bool:

@@ -24,6 +24,7 @@ from hornito.ops.gemv import (
     NORM,
     batch_variant,
     gemv_variants,
+    is_gemv,
     norm_apart,
     power_of_two,
 )
@@ -192,8 +193,7 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
     if splits == 1:
         _emit(node, low, args, chosen, spec)
         return
-    gemv = chosen.kernel.startswith("linear/gemv.")
-    padded = 1 if gemv else chosen.groups[1] * tile_of(chosen.kernel).rows
+    padded = 1 if is_gemv(chosen) else chosen.groups[1] * tile_of(chosen.kernel).rows
     sums = low.scratch(node, "sums", splits * padded * args.products * 4)
     parts = replace(args, result=sums, bias=None, residual=None)
     _emit(node, low, parts, chosen, spec)
@@ -207,7 +207,7 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
 
 def _takes_norm(args: LinearArgs, chosen: Variant) -> bool:
     """Whether the norm goes into the kernel."""
-    return chosen.kernel.startswith("linear/gemv.") and not norm_apart(args, chosen)
+    return is_gemv(chosen) and not norm_apart(args, chosen)
 
 
 def norm_first(node: Node, low: Lowering, args: LinearArgs, *, half: bool) -> LinearArgs:
@@ -226,7 +226,7 @@ def _emit(
 ) -> None:
     optional = [o for o in (args.bias, args.residual, args.norm) if o is not None]
     own: dict[int, int] = {}
-    if chosen.kernel.startswith("linear/gemv."):
+    if is_gemv(chosen):
         own[NORM] = int(args.norm is not None)
     low.emit(
         node,

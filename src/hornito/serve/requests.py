@@ -13,6 +13,7 @@ from hornito.runtime.sampler import SEED_LIMIT, SamplingParams, sampling_params
 from hornito.serve.errors import ApiError, api_error
 from hornito.serve.fields import MISSING, Fields
 from hornito.structured.formats import ResponseFormat
+from hornito.text.template import ROLES
 from hornito.tool_use import ToolUse
 
 MOST_CHOICES = 128
@@ -25,8 +26,6 @@ _SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p"),
     *("presence_penalty", "frequency_penalty", "repetition_penalty"),
 )
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,12 +92,27 @@ void load_quants8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
   }
 }
 
+// Formats whose scale lies in one word: int8, int4, int4m.
+bool has_plain_scale() { return FORMAT == INT8 || FORMAT == INT4 || FORMAT == INT4M; }
+
+// That word of group `group`, and the scale that it has: what a number is multiplied with, and what is
+// added; `odd` is the group's lowest bit.
+uint load_scale_word(Matrix m, uint group) {
+  return load_word(m.at, body_words(m) + (FORMAT == INT4M ? group : group >> 1));
+}
+vec2 plain_scale(uint word, uint odd) {
+  if (FORMAT == INT4M) return unpackHalf2x16(word);
+  float step = unpackHalf2x16(word >> (16u * odd)).x;
+  return vec2(step, FORMAT == INT4 ? -8.0 * step : 0.0);
+}
+
 // What the number of weight 8 * i8 is multiplied with, and what is added.
 vec2 load_scale(Matrix m, uint row, uint i8) {
   if (FORMAT == BF16) return vec2(1.0, 0.0);
-  uint base = body_words(m) + high_words(m);
   uint group = row * (m.k / GROUP) + i8 / (GROUP / 8u);
-  if (FORMAT == INT4M || FORMAT == Q5M) return unpackHalf2x16(load_word(m.at, base + group));
+  if (has_plain_scale()) return plain_scale(load_scale_word(m, group), group & 1u);
+  uint base = body_words(m) + high_words(m);
+  if (FORMAT == Q5M) return unpackHalf2x16(load_word(m.at, base + group));
   if (FORMAT == Q4K || FORMAT == Q5K) {
     uvec4 meta = load_words4(m.at, (base >> 2) + (group >> 3));
     uint i = group & 3u;
@@ -119,18 +134,7 @@ vec2 load_scale(Matrix m, uint row, uint i8) {
     return vec2(step, -32.0 * step);
   }
   float step = plane_half(m, base, group);
-  return vec2(step, FORMAT == INT4 ? -8.0 * step : FORMAT == Q5 ? -16.0 * step : 0.0);
-}
-
-// The word that has the scale of group `group` of a matrix of int8, int4 or int4m, and the scale that a
-// word has: what a number is multiplied with, and what is added; `odd` is the group's lowest bit.
-uint load_scale_word(Matrix m, uint group) {
-  return load_word(m.at, body_words(m) + (FORMAT == INT4M ? group : group >> 1));
-}
-vec2 plain_scale(uint word, uint odd) {
-  if (FORMAT == INT4M) return unpackHalf2x16(word);
-  float step = unpackHalf2x16(word >> (16u * odd)).x;
-  return vec2(step, FORMAT == INT4 ? -8.0 * step : 0.0);
+  return vec2(step, -16.0 * step);
 }
 
 // Where the outliers lie, in words: fp16 [rows, OUTLIERS], and behind it the column of each. Formats

@@ -17,9 +17,7 @@ uvec4 decode_raw8(Matrix m, uint row, uint i8, uvec4 raw) { return raw; }
 // Whether these are outliers of the row (weights.glsl).
 bool is_outlier8(Matrix m, uint i8) { return OUTLIERS > 0u && i8 >= m.k / 8u; }
 
-// Formats whose integers and scale are taken from raw words: x and y the integers, z the scale's word.
-bool has_plain_scale() { return FORMAT == INT8 || FORMAT == INT4 || FORMAT == INT4M; }
-
+// Of formats with a plain scale x and y have the integers, z the scale's word.
 uvec4 load_raw8(Matrix m, uint row, uint i8) {
   if (is_outlier8(m, i8)) {
     return load_words4(m.at, outliers_at(m) / 4u + row * (OUTLIERS / 8u) + i8 - m.k / 8u);

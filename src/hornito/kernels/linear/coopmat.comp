@@ -91,8 +91,8 @@ void fetch_x(Matrix m, uint r, uint k8, out uvec4 a, out uvec4 b) {
   }
 }
 
-// Brings step s on its way, as number `to` of the two. Threads past the last row or column repeat what is there: no branch stands between
-// the loads.
+// Brings step s on its way, as number `to` of the two. Threads past the last row or column repeat what is
+// there: no branch stands between the loads.
 void fetch(uint to, Matrix m, uint s, uint row0, uint last_row, uint weight0, uint last_weight) {
   uint last8 = walked(m) / 8u - 1u;
   [[unroll]] for (uint u = 0u; u < X_LOADS; ++u) {

@@ -12,8 +12,8 @@
 // variant: kv16_q KV_F16 WEIGHT_Q
 //
 // Geometry: 128 threads = LANES x (128 / LANES) groups of OUTS / 2 pairs of dims that turn together (x
-// covers all heads' pairs, of d with any number of workgroups); ROWS rows of x a workgroup (y). Dims past R make pairs among themselves. R/2
-// and D/2 are even.
+// covers all heads' pairs, of d with any number of workgroups); ROWS rows of x a workgroup (y). Dims past
+// R make pairs among themselves. R/2 and D/2 are even.
 // Push: addresses of the row records, block table, x [T, K], weight, bias, norm weight [K], inv_freq
 // [R/2] (or anything with R/2 = 0), q out [T, heads, D]; table stride, layer, heads, kv_heads, D, R/2, K,
 // rows of the bucket, scale of sine and cosine, eps.
