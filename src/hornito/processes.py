@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import sys
 from typing import IO, Any
 
@@ -14,6 +13,8 @@ if sys.platform != "win32":
 
 def this_host() -> str:
     """Eight digits that stand for this machine, or container."""
+    import platform  # most commands do without it
+
     return hashlib.sha256(platform.node().encode()).hexdigest()[:8]
 
 

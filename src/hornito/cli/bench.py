@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from hornito.cli.model import add_model, load_model
 from hornito.cli.options import add_option, one_of, positive_int, whole_numbers
-from hornito.cli.output import print_json
+from hornito.cli.output import note, print_json
 from hornito.errors import UsageError
 from hornito.progress import TerminalProgress
 
@@ -144,9 +144,9 @@ def _tests(arguments: argparse.Namespace, llm: LLM) -> list[Test]:
     if usual and llm.context >= DEPTH + max(prompts):
         if llm.device_kind != "software":
             return [*tests, *tests_of(prompts, [], [DEPTH])]
-        _note(f"pp512@d{DEPTH} is left out on a software device; -d 0,{DEPTH} measures it")
+        note(f"pp512@d{DEPTH} is left out on a software device; -d 0,{DEPTH} measures it")
     elif usual:
-        _note(f"pp512@d{DEPTH} is left out: the context has {llm.context} positions (--context)")
+        note(f"pp512@d{DEPTH} is left out: the context has {llm.context} positions (--context)")
     return tests
 
 
@@ -170,14 +170,10 @@ def _warn_of_length(tests: list[Test], runs: int, llm: LLM) -> None:
         return
     per_run = sum(depth + n for depth, _, n in tests)
     if per_run * (runs + 1) > _SHORT:
-        _note(
+        note(
             f"a software device evaluates {per_run * (runs + 1):,} tokens here ({per_run:,} in "
             f"each of {runs + 1} runs); shorter: -p 64 -n 16 -r 1"
         )
-
-
-def _note(text: str) -> None:
-    print(f"hornito: {text}", file=sys.stderr, flush=True)
 
 
 def _show(row: BenchRow) -> None:

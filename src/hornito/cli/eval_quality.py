@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING, Any
 
 from hornito.cli.options import positive_int
-from hornito.cli.output import print_json
+from hornito.cli.output import note, print_json
 from hornito.errors import UsageError
 from hornito.progress import TerminalProgress
 
@@ -61,11 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
             progress,
             weights=arguments.weights,
             verify=arguments.verify,
-            note=_note,
+            note=note,
         )
     for model in models:
         if model.same_values:
-            _note(
+            note(
                 f"{model.model} keeps its source's weights as they are, and the reference is made "
                 "of the same: mean KL 0 and top-1 100 % are so by construction (but for the "
                 "arithmetic of --precision normal), and say nothing of what the source lost to "
@@ -76,10 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(to_markdown(text, models, device))
     return 0
-
-
-def _note(line: str) -> None:
-    print(f"hornito: {line}", file=sys.stderr, flush=True)
 
 
 def _to_dict(text: Text, models: list[ModelQuality], device: str) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import hornito
 from hornito.cli.options import Parser, spell_options
 from hornito.errors import FormatError, HornitoError, UsageError
-from hornito.plan.attempts import notes_end_with_signals
 
 VERBS = {
     "compile": "turn a model (GGUF file, Hugging Face directory, ONNX) into one .vxm file",
@@ -49,8 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         # A terminal that can't show a character gets a '?', not a traceback.
         sys.stdout.reconfigure(errors="replace")
     try:
-        with notes_end_with_signals():
-            code = _dispatch(arguments)
+        code = _dispatch(arguments)
         sys.stdout.flush()
         return code
     except UsageError as error:
@@ -97,7 +95,10 @@ def _dispatch(arguments: list[str]) -> int:
         parsed = parser.parse_intermixed_args(arguments[1:])
     except SystemExit as finished:  # only --help ends here, errors are UsageError
         return int(finished.code or 0)
-    code: int = module.run(parsed)
+    from hornito.plan.attempts import notes_end_with_signals  # --help goes without it
+
+    with notes_end_with_signals():
+        code: int = module.run(parsed)
     return code
 
 

@@ -55,6 +55,11 @@ def rate(tokens: int, seconds: float) -> str:
     return f"{text}, {tokens / seconds:.1f} tok/s" if seconds > 0 else text
 
 
+def note(text: str) -> None:
+    """A line for people on stderr, at once."""
+    print(f"hornito: {text}", file=sys.stderr, flush=True)
+
+
 def say_cut(count: int, most: int, context: int, model_context: int) -> None:
     """On stderr: what ended an answer of `count` tokens that the model did not end."""
     if count >= most:
@@ -65,7 +70,7 @@ def say_cut(count: int, most: int, context: int, model_context: int) -> None:
             f"for the context of {context} tokens is full; {more}--overflow truncate goes on with "
             "the end"
         )
-    print(f"hornito: the answer was cut {why}", file=sys.stderr, flush=True)
+    note(f"the answer was cut {why}")
 
 
 def describe_quality(label: Mapping[str, Any]) -> str:

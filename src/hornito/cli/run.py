@@ -29,7 +29,7 @@ from hornito.cli.options import (
     sampling_keywords,
     token_ids,
 )
-from hornito.cli.output import print_json, rate, say_cut
+from hornito.cli.output import note, print_json, rate, say_cut
 from hornito.cli.stdin import on_terminal, stdin_text, text_waits
 from hornito.cli.tensors import add_tensors
 from hornito.cli.tensors import run as run_tensors
@@ -142,10 +142,9 @@ def _prompt(arguments: argparse.Namespace) -> str | list[int] | None:
     if text == "-":
         return stdin_text()
     if text_waits():
-        print(
-            "hornito: stdin is not read beside PROMPT; to have it in the prompt, pipe all of that "
-            "in and leave PROMPT out",
-            file=sys.stderr,
+        note(
+            "stdin is not read beside PROMPT; to have it in the prompt, pipe all of that in and "
+            "leave PROMPT out"
         )
     return text
 
