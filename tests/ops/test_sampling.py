@@ -49,7 +49,9 @@ def sample_call(
     """A head whose logits are `logits`, `[V]` for every row or `[S, V]`.
 
     Args:
-        counts: `[slots, V]` words.
+        counts: `[slots, V]` words, or `[V]` that the slot of every row begins with.
+        slots: The slot of each row. A row with penalties counts its token in its slot, so no two of
+            them share one.
     """
     shared = logits.ndim == 1
     every = [params] * max(len(seeds), 1) if isinstance(params, SamplingParams) else list(params)
@@ -69,16 +71,22 @@ def sample_call(
     for row, sampler in zip(biases, samplers, strict=False):
         found = np.frombuffer(sampler.biases(), np.uint32).reshape(-1, 2)
         row[: len(found)] = found
-    count = 1 if counts is None else len(counts)
+    if counts is None:
+        counts = np.zeros(vocabulary, np.uint32)
+    slots = slots or range(live)
+    if counts.ndim == 1:
+        counts = np.tile(counts, (len(slots), 1))
+    penalised = [slot for slot, q in zip(slots, every, strict=True) if q.penalised]
+    assert len(set(penalised)) == len(penalised), "two rows would count in one slot"
     state: Mapping[str, Array] = {
         "sampling": np.frombuffer(b"".join(s.record() for s in samplers), np.uint32),
         "biases": biases,
-        "counts": np.zeros((1, vocabulary), np.uint32) if counts is None else counts,
+        "counts": counts,
     }
     return Call(
         graph=cases.head(vocabulary, width),
         rows=rows_of(
-            positions or range(10, 10 + live), bucket=selected, slots=slots or [0] * live, **rows
+            positions or range(10, 10 + live), bucket=selected, slots=slots, **rows
         ),
         inputs={"x": x},
         weights={"table": table},
@@ -87,7 +95,7 @@ def sample_call(
         kind=kind,
         tail=tail,
         eos=eos,
-        slots=count,
+        slots=len(counts),
         state=state,
         allow_nan=True,
     )
@@ -150,13 +158,11 @@ def test_chi_square(bench: Bench, name: str) -> None:
         rows, steps = 4000, 1
     logits = logits_of(vocabulary, seed=4)
     counts = token_counts([1, 2, 3, 4, 4, 5, 5, 5, 30, 31], None, 4, vocabulary)
-    slots = rows if params.penalised else 1
     call = sample_call(
         logits,
         params,
         seeds=range(1000, 1000 + rows),
-        counts=np.tile(counts, (slots, 1)),
-        slots=range(rows) if params.penalised else (),
+        counts=counts,
         tail=Tail("sample", RUN, steps),
     )
     found = bench.steps(call, steps).records[:, :, 0]
@@ -191,13 +197,7 @@ def test_f7_all_combinations_of_filters(bench: Bench) -> None:
     counts = token_counts([3, 7, 1, 9, 1030, 1030, *order(logits)[:4]], None, 3, vocabulary)
     # A row without penalties must not even look at its counts, and one that draws changes them.
     seeds = [1000 + i for i in range(len(every))]
-    call = sample_call(
-        logits,
-        every,
-        seeds=seeds,
-        counts=np.tile(counts, (len(every), 1)),
-        slots=range(len(every)),
-    )
+    call = sample_call(logits, every, seeds=seeds, counts=counts)
     outcome = bench.run(call, repeats=2)
     found = tokens(outcome)
     after = outcome.words(outcome.low.counts).reshape(-1, vocabulary)
@@ -375,8 +375,7 @@ def test_f9_golden_order(bench: Bench, given: dict[str, Any], expected: Any) -> 
         params,
         seeds=seeds,
         positions=[10] * draws,
-        counts=np.tile(counts, (draws, 1)),
-        slots=range(draws),
+        counts=counts,
     )
     found = tokens(bench.run(call, repeats=1))
     for seed, token in zip(seeds, found, strict=True):
@@ -412,7 +411,7 @@ def test_penalties_equal_a_float64_reference(bench: Bench) -> None:
 def test_f4_frequency_and_presence_are_two_things(bench: Bench) -> None:
     """Presence is taken once, frequency for each time."""
     logits = np.zeros((2, 4), np.float32)
-    counts = np.array([[0, 1, 3, IN_PROMPT]], np.uint32)
+    counts = np.array([0, 1, 3, IN_PROMPT], np.uint32)
     every = [SamplingParams(presence_penalty=0.5), SamplingParams(frequency_penalty=0.25)]
     outcome = bench.run(sample_call(logits, every, counts=counts))
     found = scratch(outcome, "adjusted")[:2, :4].view(np.float32)
