@@ -9,8 +9,9 @@ import pytest
 
 from hornito.graph.reference import ReferenceState
 from hornito.ops.base import Array
+from hornito.ops.variants import Choices
 from ops import cases
-from ops.harness import Bench, Call, Outcome, assert_close, rows_of
+from ops.harness import Bench, Call, Outcome, assert_close, lower, rows_of
 from ops.kv_pool import KvPool
 
 pytestmark = pytest.mark.gpu
@@ -235,24 +236,33 @@ def test_a_row_does_not_depend_on_the_other_rows(bench: Bench) -> None:
         assert np.array_equal(run([r], seed=99)[0], together[r])
 
 
-def test_splits_of_several_blocks(bench: Bench) -> None:
-    """More blocks than splits: each split walks three, the last one fewer."""
+@pytest.mark.parametrize("half", (False, True))
+@pytest.mark.parametrize("shape", ((8, 1, 2), (64, 1, 3)))
+def test_splits_of_several_blocks(bench: Bench, shape: tuple[int, int, int], half: bool) -> None:
+    """More blocks than splits: each split walks three, the last one fewer. Subgroups join every
+    number of query heads that a workgroup may have."""
+    head_dim, kv_heads, group = shape
     for length in (64 * 33, 64 * 70 + 5, 64 * 94 + 1):
-        pool = KvPool(1, 8, half=False, layers=1, layer=0, table_blocks=96)
+        pool = KvPool(kv_heads, head_dim, half=half, layers=1, layer=0, table_blocks=96)
         pool.fill(0, length, np.random.default_rng(length))
-        q = np.random.default_rng(1).standard_normal((1, 16)).astype(np.float32)
+        q = np.random.default_rng(1).standard_normal((1, kv_heads * group * head_dim))
         call = Call(
-            graph=cases.attention(2, 1, 8),
+            graph=cases.attention(kv_heads * group, kv_heads, head_dim),
             rows=rows_of([length - 1]),
-            inputs={"q": q},
+            inputs={"q": q.astype(np.float32)},
             kv=pool,
             kind="batch",
+            device="gpu",
         )
         state = pool.state(0, length)
         expected = call.expected(state)["y"]
-        outcome = bench.run(call)
-        assert outcome.dispatches[0].groups[0] == 32
-        assert_close(outcome.value("y"), expected, bound(call, expected, [state]))
+        limit = bound(call, expected, [state])
+        (site,) = lower(call, bench.device.caps).sites
+        for variant in site.admitted:
+            outcome = bench.run(replace(call, choices=Choices(winners={site.key: variant.name})))
+            assert outcome.kernels[0] == variant.kernel
+            assert outcome.dispatches[0].groups[0] == 32
+            assert_close(outcome.value("y"), expected, limit)
 
 
 @pytest.mark.parametrize("kind", ("batch", "chunk"))

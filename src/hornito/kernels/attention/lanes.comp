@@ -1,8 +1,8 @@
 // Attention of single rows over the block-tabled cache, for GPUs with subgroup shuffles: LANES lanes
-// share a key, eight dims each, and 128 / LANES keys are in flight, four deep. Same cut of the keys as
-// split.comp, which is its plain twin. A row with one split is done here; of several splits each leaves
-// a partial result, and the one that comes last joins them in order: who that is does not change a bit.
-// Masked keys and values are never loaded.
+// share a key, eight dims each, and every thread has two steps of DEEP keys on their way. Same cut of the
+// keys as split.comp, which is its plain twin. A row with one split is done here; of several splits each
+// leaves a partial result, and the one that comes last joins them in a fixed order: who that is does not
+// change a bit. Masked keys and values are never loaded.
 //
 // variant: kv32
 // variant: kv16 KV_F16
@@ -10,7 +10,8 @@
 // Geometry: 128 threads = 128 / LANES key groups of LANES lanes; x = splits, y = parts of HEADS query
 // heads (the last of a KV head's group may hold fewer), z = rows.
 // Requires: full subgroups of at least LANES, subgroup shuffle operations.
-// Shared: a result of each subgroup, HEADS * subgroups * D <= 2048 floats, and its stats; HEADS <= 8.
+// Shared: a result of each subgroup, HEADS * subgroups * D <= 2048 floats, and its stats; HEADS <= 8,
+// SPLITS <= 32.
 // Push: addresses of the row records, block table, q [T, heads, D] fp32, partial [T, heads, SPLITS, D],
 // stats [T, heads, SPLITS, 2] (max, sum), result [T, heads, D], counters [T, parts], all zero between
 // calls; table stride, layer, window (0 none), scale, softcap (0 none).
@@ -50,43 +51,186 @@ layout(push_constant) uniform Push {
   float softcap;
 } p;
 
-const uint DEEP = 4u;
+const uint GROUPS = 128u / LANES;
+// A step is a block of keys where registers hold it; it always lies within one.
+const uint DEEP = KV_BYTES == 4u || LANES < 16u ? 4u : 8u;
+const uint STEP = GROUPS * DEEP;
+const uint VECTORS = KV_BYTES / 2u;  // of 16 bytes, for eight numbers of the cache
+
+// Unnormalised results that join: values, and the largest score with the weights' sum.
 shared vec4 part_value[512];
 shared vec2 part_stats[128];
 shared uint arrived;
 
-// Eight numbers of the cache from element i on, a multiple of eight.
-void load_kv8(Words base, uint i, out vec4 a, out vec4 b) {
+// The keys that this workgroup sees of a row, and which of them a thread takes.
+struct Keys {
+  uint slot;
+  uint kv_head;
+  uint from;
+  uint end;
+  uint group;
+  uint lane;
+};
+
+// Two steps on their way, as they lie in memory, and the block of the step that is fetched next.
+uvec4 raw_keys[2][8];
+uvec4 raw_values[2][8];
+uvec2 block_ahead;
+
+// Of each query head: eight dims of q and of the values' sum, the largest score, and the weights' sum.
+vec4 qa[8], qb[8], va[8], vb[8];
+float best[8], sum[8];
+
+bool sees(Keys k, uint key) { return key >= k.from && key < k.end; }
+
+// Brings the step that begins at key `first`, as number `to` of the two.
+void fetch_step(uint to, Keys k, uint first) {
+  Words block = Words(block_ahead);
+  uint key_row = kv_index(p.layer, 0u, k.kv_head, KV_HEADS, 0u, D) / 8u + k.lane;
+  uint value_row = kv_index(p.layer, 1u, k.kv_head, KV_HEADS, 0u, D) / 8u + k.lane;
+  [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
+    uint key = first + k.group + u * GROUPS;
+    uint inside = key % KV_BLOCK * (D / 8u);
+    bool loads = sees(k, key) && k.lane < D / 8u;
+    [[unroll]] for (uint e = 0u; e < VECTORS; ++e) {
+      uint i = u * VECTORS + e;
+      raw_keys[to][i] = raw_values[to][i] = uvec4(0u);
+      if (loads) {
+        raw_keys[to][i] = load_words4(block, (key_row + inside) * VECTORS + e);
+        raw_values[to][i] = load_words4(block, (value_row + inside) * VECTORS + e);
+      }
+    }
+  }
+  block_ahead = kv_block(p.table, p.table_stride, k.slot, min(first + STEP, k.end - 1u));
+}
+
+// Eight numbers of the cache, of which fp32 has the last four in the second vector.
+void unpack8(uvec4 first, uvec4 second, out vec4 a, out vec4 b) {
 #ifdef KV_F16
-  uvec4 w = load_words4(base, i / 8u);
-  a = vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y));
-  b = vec4(unpackHalf2x16(w.z), unpackHalf2x16(w.w));
+  a = vec4(unpackHalf2x16(first.x), unpackHalf2x16(first.y));
+  b = vec4(unpackHalf2x16(first.z), unpackHalf2x16(first.w));
 #else
-  a = load_kv4(base, i);
-  b = load_kv4(base, i + 4u);
+  a = uintBitsToFloat(first);
+  b = uintBitsToFloat(second);
 #endif
+}
+
+// Adds number `from` of the two steps, which begins at key `first`.
+void add_step(uint from, Keys k, uint first) {
+  // Every sum of a step at once, so that no shuffle waits for the one before.
+  float score[64];
+  [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
+    vec4 a, b;
+    unpack8(raw_keys[from][u * VECTORS], raw_keys[from][u * VECTORS + VECTORS - 1u], a, b);
+    [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+      score[h * DEEP + u] = dot(qa[h], a) + dot(qb[h], b);
+    }
+  }
+  [[unroll]] for (uint m = LANES / 2u; m > 0u; m >>= 1) {
+    [[unroll]] for (uint i = 0u; i < HEADS * DEEP; ++i) {
+      score[i] += subgroupShuffleXor(score[i], m);
+    }
+  }
+  if (p.softcap > 0.0) {
+    [[unroll]] for (uint i = 0u; i < HEADS * DEEP; ++i) {
+      score[i] = p.softcap * tanh(clamp(score[i] / p.softcap, -15.0, 15.0));
+    }
+  }
+  [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+    float now = best[h];
+    [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
+      if (!sees(k, first + k.group + u * GROUPS)) score[h * DEEP + u] = MASKED;
+      now = max(now, score[h * DEEP + u]);
+    }
+    float keep = exp(best[h] - now);
+    best[h] = now;
+    sum[h] *= keep;
+    va[h] *= keep;
+    vb[h] *= keep;
+    [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
+      bool counts = sees(k, first + k.group + u * GROUPS);
+      score[h * DEEP + u] = counts ? exp(score[h * DEEP + u] - now) : 0.0;
+      sum[h] += score[h * DEEP + u];
+    }
+  }
+  [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
+    vec4 a, b;
+    unpack8(raw_values[from][u * VECTORS], raw_values[from][u * VECTORS + VECTORS - 1u], a, b);
+    [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
+      va[h] += score[h * DEEP + u] * a;
+      vb[h] += score[h * DEEP + u] * b;
+    }
+  }
+}
+
+// Four dims from 4 * d4 on of `count` results in shared memory, joined, and their stats.
+vec4 join_parts(uint first, uint count, uint d4, out vec2 stats) {
+  stats = vec2(MASKED, 0.0);
+  for (uint g = first; g < first + count; ++g) stats.x = max(stats.x, part_stats[g].x);
+  vec4 v = vec4(0.0);
+  for (uint g = first; g < first + count; ++g) {
+    float weight = exp(part_stats[g].x - stats.x);
+    stats.y += part_stats[g].y * weight;
+    v += part_value[g * (D / 4u) + d4] * weight;
+  }
+  return v;
+}
+
+// Joins the splits of the query heads from output `first` on: each thread takes every PARTS-th split,
+// eight loads at once. Every thread of the workgroup must call it.
+void join_splits(uint t, uint first, uint heads, uint splits) {
+  const uint PARTS = 128u / (D / 4u);
+  uint part = t / (D / 4u);
+  uint d4 = t % (D / 4u);
+  for (uint h = 0u; h < heads; ++h) {
+    uint at = (first + h) * SPLITS;
+    vec2 stats = vec2(MASKED, 0.0);
+    vec4 v = vec4(0.0);
+    for (uint g0 = part; g0 < splits && part < PARTS; g0 += 8u * PARTS) {
+      vec4 values[8];
+      vec2 own[8];
+      float now = stats.x;
+      [[unroll]] for (uint u = 0u; u < 8u; ++u) {
+        uint g = at + min(g0 + u * PARTS, splits - 1u);
+        values[u] = Passed4(uvec2(p.partial)).at[g * (D / 4u) + d4];
+        own[u] = Passed2(uvec2(p.stats)).at[g];
+      }
+      [[unroll]] for (uint u = 0u; u < 8u; ++u) now = max(now, own[u].x);
+      float keep = exp(stats.x - now);
+      stats = vec2(now, stats.y * keep);
+      v *= keep;
+      [[unroll]] for (uint u = 0u; u < 8u; ++u) {
+        float weight = g0 + u * PARTS < splits ? exp(own[u].x - now) : 0.0;
+        stats.y += own[u].y * weight;
+        v += values[u] * weight;
+      }
+    }
+    barrier();
+    if (part < PARTS) {
+      part_value[t] = v;
+      if (d4 == 0u) part_stats[part] = stats;
+    }
+    barrier();
+    if (t < D / 4u) {
+      v = join_parts(0u, min(PARTS, splits), t, stats);
+      store_float4(p.result, (first + h) * (D / 4u) + t, v / stats.y);
+    }
+  }
 }
 
 void main() {
   uint t = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
   uint lane = t % LANES;
-  uint key_group = t / LANES;
   uint split = gl_WorkGroupID.x;
   uint r = gl_WorkGroupID.z;
-  Row row = load_row(p.rows, r);
-  if (!row.live) return;
-  Splits s = split_keys(row.position, p.window, SPLITS);
-  if (split >= s.count) return;
-
-  const uint PARTS = (GROUP + HEADS - 1u) / HEADS;
-  uint kv_head = gl_WorkGroupID.y / PARTS;
-  uint in_group = gl_WorkGroupID.y % PARTS * HEADS;
+  const uint HEAD_PARTS = (GROUP + HEADS - 1u) / HEADS;
+  uint kv_head = gl_WorkGroupID.y / HEAD_PARTS;
+  uint in_group = gl_WorkGroupID.y % HEAD_PARTS * HEADS;
   uint first_out = (r * KV_HEADS + kv_head) * GROUP + in_group;
   uint heads = min(HEADS, GROUP - in_group);
   bool has_dims = lane < D / 8u;
 
-  vec4 qa[8], qb[8], va[8], vb[8];
-  float best[8], sum[8];
+  // Before the row says anything, so that both are on their way.
   [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
     best[h] = MASKED;
     sum[h] = 0.0;
@@ -98,62 +242,31 @@ void main() {
       qb[h] = load_float4(p.q, at + 1u) * p.scale;
     }
   }
+  Row row = load_row(p.rows, r);
+  if (!row.live) return;
+  Splits s = split_keys(row.position, p.window, SPLITS);
+  if (split >= s.count) return;
 
-  uint seen_from = first_seen(row.position, p.window);
   uint block0 = s.first_block + split * s.per_split;
   uint block_end = min(block0 + s.per_split, s.first_block + s.blocks);
-  const uint GROUPS = 128u / LANES;
-  for (uint b = block0; b < block_end; ++b) {
-    Words block = Words(kv_block(p.table, p.table_stride, row.slot, b * KV_BLOCK));
-    uint keys = kv_index(p.layer, 0u, kv_head, KV_HEADS, 0u, D) + 8u * lane;
-    uint values = kv_index(p.layer, 1u, kv_head, KV_HEADS, 0u, D) + 8u * lane;
-    for (uint j0 = key_group; j0 < KV_BLOCK; j0 += GROUPS * DEEP) {
-      vec4 ka[DEEP], kb[DEEP], wa[DEEP], wb[DEEP];
-      bool seen[DEEP];
-      [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
-        uint j = j0 + u * GROUPS;
-        uint key = b * KV_BLOCK + j;
-        seen[u] = j < KV_BLOCK && key <= row.position && key >= seen_from;
-        ka[u] = kb[u] = wa[u] = wb[u] = vec4(0.0);
-        if (seen[u] && has_dims) {
-          load_kv8(block, keys + j * D, ka[u], kb[u]);
-          load_kv8(block, values + j * D, wa[u], wb[u]);
-        }
-      }
-      // Every sum of a step at once, so that no shuffle waits for the one before.
-      float score[8u * DEEP];
-      [[unroll]] for (uint i = 0u; i < HEADS * DEEP; ++i) {
-        score[i] = dot(qa[i / DEEP], ka[i % DEEP]) + dot(qb[i / DEEP], kb[i % DEEP]);
-      }
-      [[unroll]] for (uint m = LANES / 2u; m > 0u; m >>= 1) {
-        [[unroll]] for (uint i = 0u; i < HEADS * DEEP; ++i) {
-          score[i] += subgroupShuffleXor(score[i], m);
-        }
-      }
-      if (p.softcap > 0.0) {
-        [[unroll]] for (uint i = 0u; i < HEADS * DEEP; ++i) {
-          score[i] = p.softcap * tanh(clamp(score[i] / p.softcap, -15.0, 15.0));
-        }
-      }
-      [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
-        float now = best[h];
-        [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
-          if (!seen[u]) score[h * DEEP + u] = MASKED;
-          now = max(now, score[h * DEEP + u]);
-        }
-        float keep = exp(best[h] - now);
-        best[h] = now;
-        sum[h] *= keep;
-        va[h] *= keep;
-        vb[h] *= keep;
-        [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
-          float weight = seen[u] ? exp(score[h * DEEP + u] - now) : 0.0;
-          sum[h] += weight;
-          va[h] += weight * wa[u];
-          vb[h] += weight * wb[u];
-        }
-      }
-    }
+  Keys k;
+  k.slot = row.slot;
+  k.kv_head = kv_head;
+  k.from = max(first_seen(row.position, p.window), block0 * KV_BLOCK);
+  k.end = min(row.position + 1u, block_end * KV_BLOCK);
+  k.group = t / LANES;
+  k.lane = lane;
+
+  uint first = k.from / STEP * STEP;
+  block_ahead = kv_block(p.table, p.table_stride, k.slot, k.from);
+  fetch_step(0u, k, first);
+  // Two steps at a time, so that no register is copied while its load is on the way.
+  for (; first < k.end; first += 2u * STEP) {
+    bool second = first + STEP < k.end;
+    if (second) fetch_step(1u, k, first + STEP);
+    add_step(0u, k, first);
+    if (first + 2u * STEP < k.end) fetch_step(0u, k, first + 2u * STEP);
+    if (second) add_step(1u, k, first + STEP);
   }
 
   // The key groups of a subgroup join by shuffles, the subgroups' results through shared memory.
@@ -186,22 +299,14 @@ void main() {
   for (uint i = t; i < heads * (D / 4u); i += 128u) {
     uint h = i / (D / 4u);
     uint d4 = i % (D / 4u);
-    float top = MASKED;
-    for (uint g = 0u; g < subgroups; ++g) top = max(top, part_stats[h * subgroups + g].x);
-    float all = 0.0;
-    vec4 v = vec4(0.0);
-    for (uint g = 0u; g < subgroups; ++g) {
-      uint at = h * subgroups + g;
-      float weight = exp(part_stats[at].x - top);
-      all += part_stats[at].y * weight;
-      v += part_value[at * (D / 4u) + d4] * weight;
-    }
+    vec2 stats;
+    vec4 v = join_parts(h * subgroups, subgroups, d4, stats);
     if (s.count == 1u) {
-      store_float4(p.result, (first_out + h) * (D / 4u) + d4, v / all);
+      store_float4(p.result, first_out * (D / 4u) + i, v / stats.y);
     } else {
       uint at = (first_out + h) * SPLITS + split;
       Passed4(uvec2(p.partial)).at[at * (D / 4u) + d4] = v;
-      if (d4 == 0u) Passed2(uvec2(p.stats)).at[at] = vec2(top, all);
+      if (d4 == 0u) Passed2(uvec2(p.stats)).at[at] = stats;
     }
   }
   if (s.count == 1u) return;
@@ -215,19 +320,5 @@ void main() {
   if (arrived + 1u != s.count) return;
   memoryBarrierBuffer();
   if (t == 0u) store_word(p.counters, counter, 0u);
-  for (uint i = t; i < heads * (D / 4u); i += 128u) {
-    uint h = i / (D / 4u);
-    uint at = (first_out + h) * SPLITS;
-    float top = MASKED;
-    for (uint g = 0u; g < s.count; ++g) top = max(top, Passed2(uvec2(p.stats)).at[at + g].x);
-    float all = 0.0;
-    vec4 v = vec4(0.0);
-    for (uint g = 0u; g < s.count; ++g) {
-      vec2 stat = Passed2(uvec2(p.stats)).at[at + g];
-      float weight = exp(stat.x - top);
-      all += stat.y * weight;
-      v += Passed4(uvec2(p.partial)).at[(at + g) * (D / 4u) + i % (D / 4u)] * weight;
-    }
-    store_float4(p.result, first_out * (D / 4u) + i, v / all);
-  }
+  join_splits(t, first_out, heads, s.count);
 }
