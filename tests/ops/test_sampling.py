@@ -85,9 +85,7 @@ def sample_call(
     }
     return Call(
         graph=cases.head(vocabulary, width),
-        rows=rows_of(
-            positions or range(10, 10 + live), bucket=selected, slots=slots, **rows
-        ),
+        rows=rows_of(positions or range(10, 10 + live), bucket=selected, slots=slots, **rows),
         inputs={"x": x},
         weights={"table": table},
         selection=range(live),

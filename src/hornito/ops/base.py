@@ -41,6 +41,9 @@ RUN = 1024
 SAMPLING_BYTES = 64
 """Bytes of a row's sampling parameters (kernels/include/sampling.glsl)."""
 
+MOST_TILES = 1024
+"""Tiles of a product whose parts of K join by themselves (gemv.comp)."""
+
 MOST_BIASES = 1024
 """Biased ids of a row."""
 
@@ -272,8 +275,8 @@ class Lowering:
 
     @property
     def counters(self) -> Operand:
-        """32-bit counters of every row and query head, zero between dispatches."""
-        return Operand("counters", 0, self.rows * query_heads(self.graph) * 4)
+        """32-bit counters for workgroups that join what others did, zero between dispatches."""
+        return Operand("counters", 0, counter_bytes(self.rows, query_heads(self.graph)))
 
     @property
     def top(self) -> Operand:
@@ -380,6 +383,11 @@ class Lowering:
 def head_ids(graph: Graph) -> int:
     """Ids of the graph's head; 1 without a head."""
     return max((graph.weights[n.inputs[1]].shape[0] for n in graph if n.op == "head"), default=1)
+
+
+def counter_bytes(rows: int, heads: int) -> int:
+    """Bytes of `Lowering.counters`: for rows and query heads, or for tiles of a product."""
+    return max(rows * heads, MOST_TILES) * 4
 
 
 def query_heads(graph: Graph) -> int:

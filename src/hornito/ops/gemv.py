@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hornito.ops.base import ceil_div
+from hornito.ops.base import MOST_TILES, ceil_div
 from hornito.ops.variants import Variant
 from hornito.quant.formats import OUTLIER_NUMBERS, weight_format
 
 if TYPE_CHECKING:
     from hornito.ops.linear import LinearArgs
 
-NORM, OUTS, DIGIT_SPLITS = 10, 11, 12
+NORM, OUTS, DIGIT_SPLITS, DIGIT_UNITS = 10, 11, 12, 13
 """Specialisation of kernels/include/gemv.glsl: a norm comes first; weight rows of a group of
-threads; parts of K (gemv_digits.glsl)."""
+threads; parts of K, and columns of x that a thread brings (gemv_digits.glsl)."""
 
 GEMV_ROWS = 4
 """Up to this many rows a GPU takes the kernel that streams weights once per group of rows."""
@@ -35,8 +35,11 @@ GROUPS, RESIDENT = 200, 3 * 132
 """Workgroups that fill a discrete GPU, and those that it holds at a time: each brings x to its own
 shared memory once, and then walks over several tiles of weight rows."""
 
-PIECE = 160
+PIECE = 200
 """Most chunks of 32 columns that a workgroup has in digits (gemv_digits.glsl)."""
+
+MOST_SPLITS = 8
+"""Most parts of K that join (gemv.comp)."""
 
 DIGITS_SHARED = PIECE * (6 * 16 + 2 * 16 + 8) + 128 * 9 * 4
 """Bytes of shared memory of kernels with digits."""
@@ -54,11 +57,13 @@ class Geometry:
         lanes: threads of a group, a power of two.
         outs: weight rows of a group: 1, 2, 4 or 8.
         digits: whether x lies in shared memory, as digits for integer dot products.
+        splits: parts of K, each with workgroups of its own; only of digits.
     """
 
     lanes: int
     outs: int
     digits: bool = False
+    splits: int = 1
 
     @property
     def rows(self) -> int:
@@ -69,15 +74,20 @@ class Geometry:
         """The specialisation values."""
         rows = power_of_two(min(args.rows, GEMV_ROWS))
         own = {3: rows, 4: wide_rows(args.k, args.dtype), 5: self.lanes, OUTS: self.outs}
-        return own | ({DIGIT_SPLITS: digit_splits(args.k)} if self.digits else {})
+        if not self.digits:
+            return own
+        units = ceil_div(4 * ceil_div(args.k // 32, self.splits), THREADS)
+        return own | {DIGIT_SPLITS: self.splits, DIGIT_UNITS: units}
 
     def groups(self, args: LinearArgs) -> tuple[int, int, int]:
         """The grid for one row: a workgroup for each tile, or as many as walk over equally many."""
-        tiles = ceil_div(args.products, self.rows)
-        if not self.digits:
-            return tiles, 1, 1
-        splits = digit_splits(args.k)
-        return ceil_div(tiles, ceil_div(tiles * splits, RESIDENT)), 1, splits
+        tiles = self.tiles(args)
+        walked = ceil_div(tiles * self.splits, RESIDENT) if self.digits else 1
+        return ceil_div(tiles, walked), 1, self.splits
+
+    def tiles(self, args: LinearArgs) -> int:
+        """Tiles of weight rows."""
+        return ceil_div(args.products, self.rows)
 
     def kernel(self, name: str) -> str:
         """The kernel of a variant's name; that of digits is `d` instead of `q`."""
@@ -95,7 +105,7 @@ def gemv_variants(args: LinearArgs, name: str, most_groups: int) -> list[Variant
     usual = [gemv_geometry(args.products, args.k, least, most_groups)]
     # With very many weight rows memory is the limit anyway, and with splits it is to be measured.
     large = args.products * args.k >= DIGIT_WEIGHTS and args.products < HEAD_PRODUCTS
-    if large and has_digits(args) and digit_splits(args.k) == 1:
+    if large and has_digits(args) and least_splits(args.k) == 1:
         usual.insert(0, digit_geometry(args))
     return _variants(args, f"linear/gemv.{name}", usual, lambda g: g.outs >= least)
 
@@ -103,13 +113,13 @@ def gemv_variants(args: LinearArgs, name: str, most_groups: int) -> list[Variant
 def qkv_variants(args: LinearArgs, name: str) -> list[Variant]:
     """The same for kernels/linear/gemv_append.comp, whose groups have pairs of weight rows."""
     usual = [Geometry(64, 2)]
-    whole = has_digits(args) and digit_splits(args.k) == 1
+    whole = has_digits(args) and least_splits(args.k) == 1
     if whole and args.products * args.k >= DIGIT_QKV_WEIGHTS:
         usual.insert(0, digit_geometry(args))
 
     def fits(geometry: Geometry) -> bool:
         pairs = geometry.outs > 2 or (geometry.outs == 2 and geometry.lanes <= 64)
-        return pairs and (whole or not geometry.digits)
+        return pairs and geometry.splits == 1
 
     return _variants(args, f"linear/gemv_append.{name}", usual, fits)
 
@@ -141,9 +151,18 @@ def _geometries(args: LinearArgs) -> Iterable[Geometry]:
         for lanes in (8, 16, 32, 64, 128):
             if lanes >= n:
                 yield Geometry(lanes, n)
-    if has_digits(args):
+    if not has_digits(args):
+        return
+    least = least_splits(args.k)
+    most = 1 if args.norm else min(MOST_SPLITS, 4 * least)
+    for splits in range(least, most + 1):
         for lanes, n in ((16, 2), (64, 2), (16, 4), (32, 4), (64, 4), (16, 8), (32, 8), (64, 8)):
-            yield Geometry(lanes, n, digits=True)
+            geometry = Geometry(lanes, n, digits=True, splits=splits)
+            tiles = geometry.tiles(args)
+            # More parts are for products that lack workgroups, and a part keeps its lanes busy.
+            serves = tiles * splits <= RESIDENT and args.k // 32 >= lanes * splits
+            if splits == 1 or (tiles <= MOST_TILES and (serves or splits == least)):
+                yield geometry
 
 
 def digit_geometry(args: LinearArgs) -> Geometry:
@@ -160,7 +179,7 @@ def digit_geometry(args: LinearArgs) -> Geometry:
     return Geometry(lanes, outs, digits=True)
 
 
-def digit_splits(k: int) -> int:
+def least_splits(k: int) -> int:
     """Parts of K, each of which fits the shared memory of kernels with digits."""
     return ceil_div(k, 32 * PIECE)
 
@@ -171,7 +190,8 @@ def has_digits(args: LinearArgs) -> bool:
     stored = weight_format(args.dtype)
     integers = stored.number in OUTLIER_NUMBERS  # int8, int4 and int4m, and blocks like them
     whole = args.k % 32 == 0 and stored.group % 32 == 0
-    return args.rows == 1 and integers and whole and not (args.norm and digit_splits(args.k) > 1)
+    parts = least_splits(args.k)
+    return args.rows == 1 and integers and whole and parts <= (1 if args.norm else MOST_SPLITS)
 
 
 def gemv_geometry(products: int, k: int, least_outs: int, most_groups: int) -> Geometry:
@@ -203,10 +223,15 @@ def is_gemv(chosen: Variant) -> bool:
     return chosen.kernel.startswith("linear/gemv.")
 
 
+def takes_digits(chosen: Variant) -> bool:
+    """Whether it is one of those with integer dot products."""
+    return is_gemv(chosen) and chosen.kernel.endswith("d")
+
+
 def norm_apart(args: LinearArgs, chosen: Variant) -> bool:
     """Whether a norm of x is faster in a launch of its own, before this GEMV."""
     large = quantised(args.dtype) and args.products * args.k >= FUSED_NORM
-    return large and not chosen.kernel.endswith("d")
+    return large and not takes_digits(chosen)
 
 
 def quantised(dtype: str) -> bool:

@@ -27,16 +27,19 @@ from hornito.ops.gemv import (
     is_gemv,
     norm_apart,
     power_of_two,
+    takes_digits,
 )
 from hornito.ops.matrices import SPLITS, X_HALF, matrix_variants, tile_of
 from hornito.ops.rms_norm import emit_norm, norm
 from hornito.ops.variants import Variant
 from hornito.quant.formats import WeightFormat, weight_format
 
-PUSH = Push(
+FIELDS = (
     "x:u64 w:u64 bias:u64 residual:u64 result:u64 call:u64 norm:u64 live_word:u32 n:u32 "
     "k:u32 first:u32 rows:u32 eps:f32"
 )
+PUSH, DIGITS_PUSH = Push(FIELDS), Push(f"sums:u64 counters:u64 {FIELDS}")
+"""Of all linear kernels, and of those that join parts of K by themselves."""
 
 NO_ACTIVATION = 15
 """The kernels' number for a plain sum (kernels/include/linear.glsl)."""
@@ -190,10 +193,10 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
         if half:
             spec[X_HALF] = 1
     splits = chosen.groups[2]
-    if splits == 1:
+    if splits == 1 or takes_digits(chosen):
         _emit(node, low, args, chosen, spec)
         return
-    padded = 1 if is_gemv(chosen) else chosen.groups[1] * tile_of(chosen.kernel).rows
+    padded = chosen.groups[1] * tile_of(chosen.kernel).rows
     sums = low.scratch(node, "sums", splits * padded * args.products * 4)
     parts = replace(args, result=sums, bias=None, residual=None)
     _emit(node, low, parts, chosen, spec)
@@ -228,14 +231,22 @@ def _emit(
     own: dict[int, int] = {}
     if is_gemv(chosen):
         own[NORM] = int(args.norm is not None)
+    push, values = PUSH, push_values(args, low.call)
+    joined: tuple[Operand, ...] = ()
+    if takes_digits(chosen):
+        push = DIGITS_PUSH
+        if chosen.groups[2] > 1:
+            sums = low.scratch(node, "sums", chosen.groups[2] * args.products * 4)
+            joined = (sums, low.counters)
+        values = (*(joined or (args.x, args.x)), *values)
     low.emit(
         node,
         chosen.kernel,
-        PUSH,
-        push_values(args, low.call),
+        push,
+        values,
         chosen.groups,
-        reads=(args.x, args.weight, low.call, *optional),
-        writes=(args.result,),
+        reads=(args.x, args.weight, low.call, *optional, *joined),
+        writes=(args.result, *joined),
         spec={**common_constants(args), **spec, **own},
         full_subgroups=chosen.full_subgroups,
     )

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING
 
 from hornito.errors import DeviceMemoryError, size_text
 from hornito.graph.graph import Graph
-from hornito.ops.base import BLOCK_POSITIONS, MOST_BIASES, MOST_TOP, ROW_BYTES, SAMPLING_BYTES
+from hornito.ops.base import (
+    BLOCK_POSITIONS,
+    MOST_BIASES,
+    MOST_TOP,
+    ROW_BYTES,
+    SAMPLING_BYTES,
+    counter_bytes,
+)
 from hornito.ops.head import RECORD_BYTES
 from hornito.ops.sampling import mask_bytes
 from hornito.plan.plan import RING, Plan, PlanOptions, build_plan
@@ -83,7 +90,7 @@ def state_items(plan: Plan, options: PlanOptions) -> list[tuple[str, int]]:
         ("tables", options.slots * len(plan.kinds) * plan.table_blocks * 8),
         ("eos", max(1, options.eos_count) * 4),
         ("counts", options.slots * plan.vocabulary * 4),
-        ("counters", max(rows for _, rows in plan.buckets) * plan.heads * 4),
+        ("counters", counter_bytes(max(rows for _, rows in plan.buckets), plan.heads)),
     ]
     for kind, rows, _ in _kind_sizes(plan):
         items += [

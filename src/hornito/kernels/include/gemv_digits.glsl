@@ -3,20 +3,22 @@
 // which keeps it to 2^-24 of the greatest of them, as fp32 would. A workgroup brings x there once and
 // walks over tiles of weight rows, with the next weights on their way while it multiplies. Needs rows of
 // whole chunks of 32 columns and groups of at least as many. With SPLITS, a workgroup sums a part of K
-// alone (z), of at most PIECE chunks.
+// alone (z); a part has at most PIECE chunks.
 #ifndef HORNITO_GEMV_DIGITS
 #define HORNITO_GEMV_DIGITS
 
 #extension GL_EXT_spirv_intrinsics : require
 
 layout(constant_id = 12) const uint SPLITS = 1u;
+// Times eight columns of x that a thread brings to shared memory, at most 7.
+layout(constant_id = 13) const uint UNITS = 1u;
 
 // The dot product of four signed bytes with four others; `packed` is 0.
 spirv_instruction(extensions = ["SPV_KHR_integer_dot_product"], capabilities = [6018, 6019], id = 4450)
 int dot_bytes(uint a, uint b, spirv_literal int packed);
 
 // Most chunks of x in shared memory.
-const uint PIECE = 160u;
+const uint PIECE = 200u;
 
 // The digits of a chunk, the highest first, 32 bytes of each: vector e of six of chunk c at
 // [e * PIECE + c]. Those of 4-bit weights lie as nibbles do: of eight columns the even, then the odd.
@@ -49,17 +51,25 @@ uvec3 split(ivec4 q) {
   return words;
 }
 
-// Brings chunks c0 to c0 + count - 1 of x to shared memory. Every thread must call it.
+// Brings chunks c0 to c0 + count - 1 of x to shared memory, every load at once. Every thread must call it.
 void stage_digits(Floats x, Floats norm, uint c0, uint count) {
-  for (uint i = gl_LocalInvocationID.x; i < 4u * count; i += 128u) {
-    vec4 a, b;
-    square[0] += load_columns(x, norm, 4u * c0 + i, a, b);
+  uint t = gl_LocalInvocationID.x;
+  vec4 own[14];
+  [[unroll]] for (uint u = 0u; u < UNITS; ++u) {
+    uint i = min(t + 128u * u, 4u * count - 1u);
+    float squares = load_columns(x, norm, 4u * c0 + i, own[2u * u], own[2u * u + 1u]);
+    if (t + 128u * u < 4u * count) square[0] += squares;
+  }
+  [[unroll]] for (uint u = 0u; u < UNITS; ++u) {
+    uint i = t + 128u * u;
+    if (i >= 4u * count) continue;
+    vec4 a = own[2u * u];
+    vec4 b = own[2u * u + 1u];
     vec4 m = max(abs(a), abs(b));
     greatest[i / 4u][i % 4u] = max(max(m.x, m.y), max(m.z, m.w));
     total[i / 4u][i % 4u] = ((a.x + b.x) + (a.y + b.y)) + ((a.z + b.z) + (a.w + b.w));
   }
   if (NORM == 1u) {
-    uint t = gl_LocalInvocationID.x;
     tree[SQUARES + t] = square[0];
     for (uint w = 64u; w > 0u; w >>= 1) {
       barrier();
@@ -67,14 +77,16 @@ void stage_digits(Floats x, Floats norm, uint c0, uint count) {
     }
   }
   barrier();
-  for (uint i = gl_LocalInvocationID.x; i < 4u * count; i += 128u) {
+  [[unroll]] for (uint u = 0u; u < UNITS; ++u) {
+    uint i = t + 128u * u;
+    if (i >= 4u * count) continue;
     uint c = i / 4u;
     vec4 m = greatest[c];
     float most = max(max(m.x, m.y), max(m.z, m.w));
     // Below this the products are nothing, and their inverse would be too large.
     float inverse = most > 1e-30 ? MOST / most : 0.0;
-    vec4 a, b;
-    load_columns(x, norm, 4u * c0 + i, a, b);
+    vec4 a = own[2u * u];
+    vec4 b = own[2u * u + 1u];
     if (FORMAT != INT8) {
       vec4 even = vec4(a.x, a.z, b.x, b.z);
       b = vec4(a.y, a.w, b.y, b.w);
@@ -90,8 +102,8 @@ void stage_digits(Floats x, Floats norm, uint c0, uint count) {
       digits[vector][at + 1u] = second[2u - d];
     }
     if (i % 4u == 0u) {
-      vec4 t = total[c];
-      float all = (t.x + t.y) + (t.z + t.w);
+      vec4 s = total[c];
+      float all = (s.x + s.y) + (s.z + s.w);
       // What is not finite is no number of digits: the scale says so.
       bool finite = (floatBitsToUint(all) & 0x7f800000u) != 0x7f800000u;
       chunk_scale[c] = vec2(finite ? most / MOST : all, all);

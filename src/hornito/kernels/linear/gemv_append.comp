@@ -18,7 +18,7 @@
 // [R/2] (or anything with R/2 = 0), q out [T, heads, D]; table stride, layer, heads, kv_heads, D, R/2, K,
 // rows of the bucket, scale of sine and cosine, eps.
 // Specialisation: 0 BIAS, 3 ROWS (1 to 4), 4 WIDE, 5 LANES (a power of two, 8 to 64), 7 FORMAT, 8 GROUP,
-// 9 OUTLIERS, 10 NORM, 11 OUTS (2, 4 or 8; 8 where ROWS is 1).
+// 9 OUTLIERS, 10 NORM, 11 OUTS (2, 4 or 8; 8 where ROWS is 1), of d 13 UNITS (gemv_digits.glsl).
 // Requires: of d integer dot products; ROWS is 1 (gemv_digits.glsl).
 #version 450
 #extension GL_GOOGLE_include_directive : require
