@@ -11,9 +11,8 @@ after every round, `summary.json`. The summary is printed as a table as well.
 Other options are those with which `hornito bench` loads a model, such as --tune fast or
 --disable-feature NAME.
 
-python benchmarks/beside_peer.py 0.5b int4 OUT --draw
-
-needs no GPU: it makes summary, table and picture again from the rows that are there.
+--make measures nothing: it makes the models that are missing, and proves the package's kernels.
+--draw needs no GPU: it makes summary, table and picture again from the rows that are there.
 """
 
 from __future__ import annotations
@@ -122,17 +121,15 @@ def run(arguments: argparse.Namespace, more: list[str]) -> None:
                 "benchmarks/peer/fetch_llamacpp.sh packs such a folder"
             )
     package, gguf = models(arguments)
-    parser = Parser(prog="beside_peer.py", description="")
-    add_model(parser)
-    loading = parser.parse_args([str(package), "--context", str(CONTEXT), *more])
+    options = loading(package, more)
     most = max(*arguments.p, *(max(1, depth) + arguments.n for depth in arguments.d))
-    if most > loading.context:
-        raise UsageError(f"the longest row needs {most} positions; --context {loading.context}")
-    with serving(arguments, gguf, loading.context, folder / "peer.log") as server:
-        if server is not None and loading.tune:  # kernels are timed: nobody else may load
+    if most > options.context:
+        raise UsageError(f"the longest row needs {most} positions; --context {options.context}")
+    with serving(arguments, gguf, options.context, folder / "peer.log") as server:
+        if server is not None and options.tune:  # kernels are timed: nobody else may load
             wait_for(server)
         began = time.perf_counter()
-        with load_model(loading, NullProgress()) as llm:
+        with load_model(options, NullProgress()) as llm:
             facts: dict[str, Any] = {"load_seconds": time.perf_counter() - began}
             note(f"loaded {package}: {facts['load_seconds']:.2f} s; {llm.device_line}")
             if not arguments.no_prove:
@@ -152,6 +149,20 @@ def run(arguments: argparse.Namespace, more: list[str]) -> None:
                 path = folder / f"hornito-{index}.json"
                 path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
                 summaries.write(folder)
+
+
+def make(arguments: argparse.Namespace, more: list[str]) -> None:
+    """Only make what is missing, and prove the kernels, so that measuring begins at once."""
+    package, _ = models(arguments)
+    with load_model(loading(package, more), NullProgress()) as llm:
+        proved(llm)
+
+
+def loading(package: Path, more: list[str]) -> argparse.Namespace:
+    """The options with which the package is loaded."""
+    parser = Parser(prog="beside_peer.py", description="")
+    add_model(parser)
+    return parser.parse_args([str(package), "--context", str(CONTEXT), *more])
 
 
 def wait_for(server: Server) -> None:
@@ -233,9 +244,13 @@ def main() -> int:
     parser.add_argument("--no-prove", action="store_true", help="use the kernels that are trusted")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw both curves")
     parser.add_argument("--draw", action="store_true", help="measure nothing; see above")
+    parser.add_argument("--make", action="store_true", help="measure nothing; see above")
     arguments, more = parser.parse_known_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the server ends as well
     try:
+        if arguments.make:
+            make(arguments, more)
+            return 0
         if not arguments.draw:
             run(arguments, more)
         elif more:

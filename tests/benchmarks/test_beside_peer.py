@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from hornito.diag.random_model import write_random_model
+
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["-p", "8,16", "-n", "4", "-d", "8,40", "-r", "1", "--context", "128"]
 
@@ -104,6 +106,29 @@ def test_without_a_peer(tmp_path: Path, kernels: None) -> None:
     assert summary["peer"] is None and "peer" not in summary["works"][0]
     assert summary["proof_seconds"] > 0 and "proved in" in run.stderr
     assert "| work | Hornito | GB/s |" in run.stdout
+
+
+@pytest.mark.gpu
+@pytest.mark.software
+def test_storage_types_in_turn(tmp_path: Path, kernels: None) -> None:
+    for weights in ("fp16", "int4"):
+        write_random_model("tiny", tmp_path / f"{weights}.vxm", weights=weights, context=128)
+    run = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "storage_types.py")]
+        + [str(tmp_path / f"{weights}.vxm") for weights in ("fp16", "int4")]
+        + ["--rounds", "2", "-n", "2", "-d", "3", "-r", "1", "--context", "128"]
+        + ["-o", str(tmp_path / "types.json")],
+        env={**os.environ, "HORNITO_CACHE": str(tmp_path), "HORNITO_DEVICE": "software"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    first, second = json.loads((tmp_path / "types.json").read_text())["packages"].values()
+    assert first["ratio"] == 1.0 and first["step_bytes"] > 2 * second["step_bytes"]
+    a, b = first["tokens_per_second"], second["tokens_per_second"]
+    assert second["ratio"] == median(y / x for x, y in zip(a, b, strict=True)) and len(a) == 2
+    assert f"| int4.vxm | {median(b):.1f} (" in run.stdout
 
 
 @pytest.mark.gpu

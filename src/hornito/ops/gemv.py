@@ -41,7 +41,7 @@ PIECE = 200
 MOST_SPLITS = 8
 """Most parts of K that join (gemv.comp)."""
 
-DIGITS_SHARED = PIECE * (6 * 16 + 2 * 16 + 8) + 128 * 9 * 4
+DIGITS_SHARED = PIECE * (6 * 16 + 2 * 16 + 8) + 128 * 9 * 4 + 4
 """Bytes of shared memory of kernels with digits."""
 
 FUSED_NORM = 1 << 24
