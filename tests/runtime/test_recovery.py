@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 import hornito
-from faults import lose
-from hornito.errors import DeviceLostError, SessionError
+from faults import lose, refuse_memory
+from hornito.errors import DeviceLostError, DeviceMemoryError, NoDeviceError, SessionError
+from hornito.runtime import engine as engine_module
 from hornito.runtime.decode import decode
 from hornito.runtime.engine import Engine
 from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.sampler import Sampler, SamplingParams
 from hornito.runtime.session import Session
 from hornito.vk import api
-from hornito.vk.device import open_device
+from hornito.vk.device import Device, open_device
 from tiny import Compiled, golden, open_engine, pending, random_ids
 
 pytestmark = pytest.mark.gpu
@@ -128,6 +129,35 @@ def test_d4_chunks_halve_after_a_loss(opened: Opened) -> None:
         assert session.position == 203
 
 
+def test_d4_a_try_to_open_the_device_again_is_no_loss(
+    opened: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many fail, in whichever step, chunks halve once."""
+    engine = opened(recover=True, context=256)
+    assert engine.options.chunk_rows == (16, 64, 256)
+
+    def no_device(*arguments: object, **keywords: object) -> Device:
+        raise NoDeviceError("there is none for a test")
+
+    with Session(engine) as session:
+        session.prefill([3, 4, 5])
+        lose(engine.device)
+        with monkeypatch.context() as fault:
+            fault.setattr(engine_module, "open_device", no_device)
+            for _ in range(3):
+                with pytest.raises(NoDeviceError):
+                    session.step(7)
+        with monkeypatch.context() as fault:
+            refuse_memory(fault, "state")
+            for _ in range(3):
+                with pytest.raises(DeviceMemoryError):
+                    session.step(7)
+        session.step(9)
+        assert session.ids == [3, 4, 5, 9]
+        assert engine.options.chunk_rows == (16, 64, 128)
+        assert engine.plan.buckets.keys() >= {("chunk", 16), ("chunk", 64), ("chunk", 128)}
+
+
 def test_every_session_of_the_device_is_evaluated_again(opened: Opened) -> None:
     engine = opened(recover=True, slots=3, context=128)
     alone = [random_ids(20 + 9 * i, i) for i in range(3)]
@@ -213,8 +243,6 @@ def test_a_sampled_answer_goes_on(opened: Opened) -> None:
 def test_a_device_that_is_lost_again_and_again_is_an_error(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hornito.runtime import engine as engine_module
-
     engine = opened(recover=True, context=128)
 
     def open_lost(*arguments: object, **keywords: object) -> object:

@@ -163,7 +163,8 @@ class Engine:
         """After a loss of the device, open it again and put all but the KV cache on it.
 
         Prompts are evaluated in chunks of half the rows from then on, in submissions of bounded
-        time. On a device that is well this does nothing.
+        time; chunks halve once per loss, however many tries it takes. On a device that is well this
+        does nothing.
 
         Args:
             wanted: also on an engine that does not recover by itself.
@@ -178,18 +179,16 @@ class Engine:
             raise self.lost_error()
         log.warning("%s was lost; it is opened again", self.device.info.name)
         old = self.device
+        if self._built:
+            self.options = replace(self.options, chunk_rows=_halved(self.options.chunk_rows))
         self._forget()
         self.generation += 1
         old.close()
         self.device = open_device(
             old.info.uuid, validate=old.validating, disable_features=old.disabled
         )
-        rows = sorted(self.options.chunk_rows)
-        if rows and rows[-1] > 1:
-            rows = sorted({*rows[:-1], rows[-1] // 2})
         self._submission_ms = self._submission_ms or BOUND_MS
-        choices = without_waiting(self.options.choices)
-        options = replace(self.options, chunk_rows=tuple(rows), choices=choices)
+        options = replace(self.options, choices=without_waiting(self.options.choices))
         self.options, self.plan = first_plan(self.graph, self.device, options, self._policy)
         self.memory = memory_plan(self.plan, self.options)
         self._build(NullProgress())
@@ -538,3 +537,9 @@ class Engine:
             if np.any(data[start : start + layout.guard // 4] != poison):
                 hurt.append(name)
         return hurt
+
+
+def _halved(chunk_rows: Sequence[int]) -> tuple[int, ...]:
+    """The buckets of chunks with half the rows in the largest."""
+    *smaller, largest = sorted(chunk_rows) or (0,)
+    return tuple(sorted({*smaller, largest // 2})) if largest > 1 else tuple(chunk_rows)
