@@ -176,6 +176,8 @@ class Dialogue:
 
 def read_conversation(path: Path) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
     """The messages of a saved conversation or of a JSON list, and what else the file has."""
+    from hornito.text.template import checked_messages
+
     more: Mapping[str, Any] = {}
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -194,11 +196,11 @@ def read_conversation(path: Path) -> tuple[list[dict[str, str]], Mapping[str, An
         more, data = data, data.get("messages")
     if not isinstance(data, list):
         raise FormatError(f"{path} holds no list of messages")
-    for i, message in enumerate(data):
-        parts = [message.get(k) for k in ("role", "content")] if isinstance(message, dict) else []
-        if len(parts) != 2 or not all(isinstance(part, str) for part in parts):
-            raise FormatError(f"{path}: message {i} is not {{'role': text, 'content': text}}")
-    messages = [{"role": message["role"], "content": message["content"]} for message in data]
+    try:
+        found = checked_messages(data) if data else []
+    except UsageError as error:
+        raise FormatError(f"{path}: {error}") from error
+    messages = [{"role": message["role"], "content": message["content"]} for message in found]
     return messages, more
 
 

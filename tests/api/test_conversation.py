@@ -240,8 +240,9 @@ def test_a_plain_list_of_messages_loads(chat: Conversation, tmp_path: Path) -> N
         ('{"format": "x", "version": 1, "messages": []}', "format 'x'"),
         ('{"format": "hornito-chat", "version": 2, "messages": []}', "version 2"),
         ('{"format": "hornito-chat", "version": 1}', "no list of messages"),
-        ('[{"role": "user"}]', "message 0"),
-        ('[{"role": "user", "content": 3}]', "message 0"),
+        ('[{"role": "user"}]', "messages\\[0\\]"),
+        ('[{"role": "owner", "content": "x"}]', "messages\\[0\\].role must be one of"),
+        ('[{"role": "user", "content": 3}]', "messages\\[0\\]"),
         ("[" * 100000, "no saved conversation"),
     ],
 )

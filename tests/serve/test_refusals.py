@@ -15,6 +15,7 @@ from hornito.errors import UsageError
 from hornito.serve.errors import ApiError
 from hornito.serve.requests import Defaults, chat_request, completion_request
 from hornito.serve.server import Address, bind
+from hornito.text.template import checked_messages
 from serving import EACH_MODEL, NAME, Live, live
 from text_model import STRICT_TEMPLATE, write_text_model
 
@@ -32,7 +33,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-        "messages[0].content[0].type",
+        "messages[0].content[0]",
     ),
     ({"n": 0}, "n"),
     ({"n": 129}, "n"),
@@ -105,6 +106,27 @@ def test_h12_chat_fields(change: dict[str, Any], param: str) -> None:
     error = caught.value.body["error"]
     assert error["param"] == param and error["type"] == "invalid_request_error"
     assert param.rpartition(".")[2].partition("[")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [],
+        [{}],
+        ["hello"],
+        [{"role": "owner", "content": "x"}],
+        [{"role": "user", "content": 5}],
+        [{"role": "user", "content": [{"type": "text", "text": 5}]}],
+        [{"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {}}]}],
+    ],
+    ids=json.dumps,
+)
+def test_messages_are_refused_in_the_words_of_the_python_interface(messages: list[Any]) -> None:
+    with pytest.raises(UsageError) as here:
+        checked_messages(messages)
+    with pytest.raises(ApiError) as served:
+        chat_request({"model": NAME, "messages": messages}, DEFAULTS)
+    assert served.value.body["error"]["message"] == str(here.value)
 
 
 @pytest.mark.parametrize(("change", "param"), COMPLETIONS, ids=lambda x: json.dumps(x)[:40])

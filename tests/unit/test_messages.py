@@ -20,22 +20,26 @@ USER = {"role": "user", "content": "Hi"}
         (USER, "messages must be a non-empty list"),
         (None, "messages must be a non-empty list"),
         ([USER, "Hi"], "messages[1] must be {'role': ..., 'content': ...}, not 'Hi'"),
-        ([{"content": "Hi"}], "messages[0]['role'] must be one of system, developer, user, "),
+        ([{"content": "Hi"}], "messages[0].role must be one of system, developer, user, "),
         ([{"role": "usr", "content": "Hi"}], "assistant, tool; it is 'usr'"),
         ([{"role": ["user"], "content": "Hi"}], "it is ['user']"),
         (
             [{"role": "user"}],
-            "messages[0]['content'] must be text, or a list of text parts; it is missing",
+            "messages[0].content must be text, or a list of text parts; it is missing",
         ),
         ([{"role": "user", "content": None}], "it is missing"),
         ([{"role": "assistant", "tool_calls": []}], "it is missing"),
-        ([USER, {"role": "user", "content": 5}], "messages[1]['content'] must be text, or a list"),
+        ([USER, {"role": "user", "content": 5}], "messages[1].content must be text, or a list"),
         (
             [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
-            "messages[0]['content'][0] must be {'type': 'text', 'text': ...}, not {'type': 'im",
+            "messages[0].content[0] must be {'type': 'text', 'text': ...}, not {'type': 'im",
         ),
-        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0]['content'][0] must be"),
-        ([{"role": "user", "content": ["Hi"]}], "messages[0]['content'][0] must be"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0] must be"),
+        ([{"role": "user", "content": ["Hi"]}], "messages[0].content[0] must be"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {}}]}],
+            "messages[0].content[0] must be",
+        ),
     ],
 )
 def test_what_is_no_message(messages: Any, message: str) -> None:

@@ -13,7 +13,7 @@ from hornito.runtime.sampler import SEED_LIMIT, SamplingParams, sampling_params
 from hornito.serve.errors import ApiError, api_error
 from hornito.serve.fields import MISSING, Fields
 from hornito.structured.formats import ResponseFormat
-from hornito.text.template import ROLES
+from hornito.text.template import checked_messages
 from hornito.tool_use import ToolUse
 
 MOST_CHOICES = 128
@@ -253,21 +253,15 @@ def _biases(fields: Fields, given: Mapping[str, Any]) -> dict[int, float]:
     return biases
 
 
-def _object(item: Any, where: str) -> Mapping[str, Any]:
-    if not isinstance(item, dict):
-        raise ApiError(400, f"{where} must be an object", param=where)
-    return item
-
-
 def messages_field(fields: Fields) -> list[dict[str, Any]]:
     """The messages of a conversation: role and text of each."""
-    found = [
-        _message(Fields(_object(item, f"messages[{i}]"), f"messages[{i}]"))
-        for i, item in enumerate(fields.take("messages", list, MISSING))
-    ]
-    if not found:
-        raise fields.wrong("messages", "must not be empty")
-    return found
+    given = fields.take("messages", list, MISSING)
+    try:
+        found = checked_messages(given)
+    except UsageError as error:
+        path, _, _ = str(error).partition(" ")
+        raise ApiError(400, str(error), param=path) from error
+    return [_message(Fields(message, f"messages[{i}]")) for i, message in enumerate(found)]
 
 
 def variables_field(fields: Fields) -> dict[str, Any]:
@@ -280,42 +274,20 @@ def variables_field(fields: Fields) -> dict[str, Any]:
 
 
 def _message(fields: Fields) -> dict[str, Any]:
-    """Role and text of a message. OpenAI's `developer` is what templates call `system`."""
-    role = fields.take("role", str, MISSING)
-    if role not in ROLES:
-        raise fields.wrong("role", f"must be one of {', '.join(ROLES)}, not {role!r:.60}")
-    more: dict[str, Any] = {}
-    if role == "assistant" and (calls := fields.take("tool_calls", list, [])):
-        more["tool_calls"] = calls
-    if role == "tool":
-        more["tool_call_id"] = fields.take("tool_call_id", str, MISSING)
+    """A message of its role's own fields; others may only say what leaving them out means."""
+    message = {"role": fields.any("role"), "content": fields.any("content")}
+    if message["role"] == "assistant" and (calls := fields.take("tool_calls", list, [])):
+        message["tool_calls"] = calls
+    if message["role"] == "tool":
+        message["tool_call_id"] = fields.take("tool_call_id", str, MISSING)
         if (name := fields.take("name", str)) is not None:
-            more["name"] = name
-    # The content of a message that calls functions may be left out.
-    content = fields.any("content", "" if "tool_calls" in more else MISSING)
-    if content is MISSING:
-        content = fields.take("content", str, MISSING)
-    if isinstance(content, list):
-        content = "".join(_part(fields, i, item) for i, item in enumerate(content))
-    if not isinstance(content, str):
-        raise fields.wrong("content", "must be a string or an array of text parts")
+            message["name"] = name
     fields.neutral("type", "message", "text")
     fields.neutral("refusal")
     fields.neutral("annotations", [])
     fields.neutral("tool_calls", [])
     fields.finish()
-    return {"role": "system" if role == "developer" else role, "content": content, **more}
-
-
-def _part(message: Fields, index: int, item: Any) -> str:
-    where = message.path(f"content[{index}]")
-    fields = Fields(_object(item, where), where)
-    kind = fields.take("type", str, MISSING)
-    if kind != "text":
-        raise fields.wrong("type", f"must be text; {kind!r:.60} is not supported")
-    text: str = fields.take("text", str, MISSING)
-    fields.finish()
-    return text
+    return message
 
 
 def _prompts(fields: Fields, name: str, vocabulary: int) -> list[str | list[int]]:

@@ -119,7 +119,8 @@ def checked_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     message that calls functions may be left out.
 
     Raises:
-        UsageError: they are no messages; says which, and what it lacks.
+        UsageError: they are no messages; its text begins with the path of what is wrong, such as
+            `messages[0].content`.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence) or not messages:
         raise UsageError(
@@ -135,20 +136,21 @@ def _checked(where: str, message: object) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         given = "missing" if role is None else f"{role!r:.80}"
-        raise UsageError(f"{where}['role'] must be one of {', '.join(ROLES)}; it is {given}")
+        raise UsageError(f"{where}.role must be one of {', '.join(ROLES)}; it is {given}")
     if content is None and message.get("tool_calls"):
         content = ""
     if isinstance(content, list | tuple):
-        content = "".join(_part(f"{where}['content'][{i}]", part) for i, part in enumerate(content))
+        content = "".join(_part(f"{where}.content[{i}]", part) for i, part in enumerate(content))
     if not isinstance(content, str):
         given = "missing" if content is None else f"{content!r:.80}"
-        raise UsageError(f"{where}['content'] must be text, or a list of text parts; it is {given}")
+        raise UsageError(f"{where}.content must be text, or a list of text parts; it is {given}")
     return {**message, "role": "system" if role == "developer" else role, "content": content}
 
 
 def _part(where: str, part: object) -> str:
-    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
-    if not isinstance(text, str):
+    given = {k: v for k, v in part.items() if v is not None} if isinstance(part, Mapping) else {}
+    text = given.pop("text", None)
+    if given != {"type": "text"} or not isinstance(text, str):
         raise UsageError(f"{where} must be {{'type': 'text', 'text': ...}}, not {part!r:.80}")
     return text
 
