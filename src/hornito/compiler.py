@@ -318,7 +318,7 @@ def _tensor(
     except FormatError as error:
         raise FormatError(f"weight {name}: {error}") from error
     shape = (size,) if stored.quantised else weight.shape
-    pieces = partial(pack, stored, data, workers, checked=True)
+    pieces = partial(pack, stored, data, workers)
     return name, DTYPES.get(stored.name, "U8"), shape, pieces
 
 

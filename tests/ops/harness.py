@@ -35,7 +35,7 @@ from hornito.ops.variants import DEFAULTS, Choices
 from hornito.plan.hazards import Range, barriers
 from hornito.plan.plan import weight_sizes
 from hornito.quant.formats import weight_format
-from hornito.quant.storage import pack, unpack
+from hornito.quant.storage import pack, plain, unpack
 from hornito.vk.caps import Caps, CoopMat
 from hornito.vk.device import Device
 from hornito.vk.memory import Buffer
@@ -46,10 +46,16 @@ Words = npt.NDArray[np.uint32]
 
 
 def stored_bytes(array: Array, dtype: str) -> Array:
-    """A weight as memory holds it; bytes are taken to be that already."""
+    """A weight as memory holds it; bytes are taken to be that already.
+
+    Plain numbers need not be finite, as they must be in a package.
+    """
     if array.dtype == np.uint8:
         return array
-    pieces = pack(weight_format(dtype), ArrayData(array.astype(np.float32)))
+    fmt, values = weight_format(dtype), array.astype(np.float32)
+    if not fmt.quantised:
+        return np.frombuffer(plain(fmt, values).tobytes(), np.uint8)
+    pieces = pack(fmt, ArrayData(values))
     return np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces])
 
 

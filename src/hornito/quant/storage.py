@@ -26,7 +26,7 @@ __all__ = ["PackedData", "holds_exactly", "pack", "plain", "unpack"]
 
 
 def pack(
-    fmt: WeightFormat, data: WeightData, workers: Workers | None = None, *, checked: bool = False
+    fmt: WeightFormat, data: WeightData, workers: Workers | None = None
 ) -> Iterator[memoryview]:
     """The bytes of a weight, piece by piece.
 
@@ -37,16 +37,14 @@ def pack(
     Args:
         workers: whose threads round and convert; None for some of the matrix' own, and to convert
             in this thread.
-        checked: refuse numbers and scales of blocks that are not finite also where nothing is
-            rounded to integers.
 
     Raises:
-        FormatError: a number is not finite.
+        FormatError: a number, or a scale of a block, is not finite.
     """
     if isinstance(data, PackedData) and data.fmt == fmt:
         yield data.read()
     elif not fmt.quantised:
-        convert = partial(_plain_rows, fmt, data, checked)
+        convert = partial(_plain_rows, fmt, data)
         blocks = row_blocks(data.shape)
         yield from (
             map(convert, blocks)
@@ -54,16 +52,13 @@ def pack(
             else workers.in_order(convert, blocks, CONVERTED_AT_ONCE)
         )
     elif holds_exactly(fmt, data):
-        yield from _repacked(fmt, data, checked)
+        yield from _repacked(fmt, data)
     else:
         yield quantised_bytes(fmt, data, workers).data
 
 
-def _plain_rows(
-    fmt: WeightFormat, data: WeightData, checked: bool, rows: tuple[int, int]
-) -> memoryview:
-    x = finite_rows(data, *rows) if checked else data.rows(*rows)
-    return np.ascontiguousarray(plain(fmt, x)).data.cast("B")
+def _plain_rows(fmt: WeightFormat, data: WeightData, rows: tuple[int, int]) -> memoryview:
+    return np.ascontiguousarray(plain(fmt, finite_rows(data, *rows))).data.cast("B")
 
 
 def holds_exactly(fmt: WeightFormat, data: WeightData) -> bool:
@@ -73,14 +68,14 @@ def holds_exactly(fmt: WeightFormat, data: WeightData) -> bool:
     return bool(fmt.ggml) and stored_as(data) == fmt.ggml
 
 
-def _repacked(fmt: WeightFormat, data: WeightData, checked: bool) -> Iterator[memoryview]:
+def _repacked(fmt: WeightFormat, data: WeightData) -> Iterator[memoryview]:
     sizes = fmt.plane_sizes(data.shape)
     written = 0
     later: list[list[Bytes]] = []
     for start, stop in row_blocks(data.shape):
         rows = stored_rows(data, start, stop).reshape(-1, format_by_name(fmt.ggml).nbytes)
         body, *rest = from_blocks(fmt, rows)
-        if checked and not _finite_scales(rest[-1]):
+        if not _finite_scales(rest[-1]):
             raise not_finite(data)
         written += body.nbytes
         later.append(rest)

@@ -227,7 +227,7 @@ def _store(
 
 def _add_matrix(graph: TensorGraph, name: str, fmt: WeightFormat, matrix: Floats) -> None:
     source = ArrayData(np.ascontiguousarray(matrix, np.float32), (name,))
-    pieces = pack(fmt, source, checked=True)
+    pieces = pack(fmt, source)
     data = np.concatenate([np.frombuffer(piece, np.uint8) for piece in pieces])
     words = data.view(np.uint32)
     graph.add_value(name, TensorValue("uint32", words.shape))
