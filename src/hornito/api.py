@@ -17,13 +17,13 @@ from hornito.package import Manifest, Package
 from hornito.package.model import model_graph
 from hornito.plan.pins import pinned_nodes
 from hornito.plan.plan import PlanOptions, chunk_sizes
-from hornito.plan_summary import context_warning, plan_summary, room_advice
+from hornito.plan_summary import context_warning, plan_summary
 from hornito.prefixes import prefix_of_chat, prefix_of_ids
 from hornito.progress import NullProgress, Progress
-from hornito.request import DEFAULT_MAX_TOKENS, AnswerKeywords, Request
+from hornito.request import AnswerKeywords, Request
 from hornito.runtime.engine import DEFAULT_POLICY, Engine
 from hornito.runtime.memory import fit_context
-from hornito.runtime.overflow import REFUSE, Overflow
+from hornito.runtime.overflow import DEFAULT_MAX_TOKENS, REFUSE, Overflow, room_advice
 from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.proof import prove
 from hornito.runtime.results import Chunk, Generation, Timings, TokenLogprob
@@ -135,7 +135,7 @@ class LLM:
             package.close()
             raise
         self.context = options.context
-        self.model_context: int = facts["context_length"]
+        self.model_context = self.engine.model_context
         self.context_warning = context_warning(options.context, facts)
         if self.context_warning:
             logger.warning("%s", self.context_warning)
@@ -459,8 +459,8 @@ class LLM:
         if length > self.context and not overflow.applies(length, self.context):
             raise ContextOverflowError(
                 f"the prompt has {length} tokens; the context holds {self.context}. "
-                f"{room_advice(self, length, answer)}; or shorten the prompt, or have it shortened "
-                "(--overflow truncate, or overflow=Overflow('truncate'))",
+                f"{room_advice(self.engine, length, answer)}; or shorten the prompt, or have it "
+                "shortened (--overflow truncate, or overflow=Overflow('truncate'))",
                 tokens=length,
                 context=self.context,
             )

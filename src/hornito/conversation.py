@@ -18,8 +18,7 @@ from hornito.errors import (
     SessionError,
     UsageError,
 )
-from hornito.plan_summary import room_advice
-from hornito.runtime.overflow import Overflow
+from hornito.runtime.overflow import Overflow, room_advice
 from hornito.runtime.prefix import start_from_prefix
 from hornito.runtime.results import Chunk
 from hornito.streaming import telling
@@ -115,7 +114,7 @@ class Conversation(Dialogue):
         context = self.llm.context
         overflow = Overflow.of(self.settings.overflow)
         if len(ids) >= context and overflow.policy == "error":
-            advice = room_advice(self.llm, len(ids) + 1, self.settings.max_tokens)
+            advice = room_advice(self.llm.engine, len(ids) + 1, self.settings.max_tokens)
             raise ContextOverflowError(
                 f"with this message the conversation has {len(ids)} tokens; the context holds "
                 f"{context}, answer included. {advice}; or start over "

@@ -24,17 +24,6 @@ def context_warning(context: int, facts: Mapping[str, Any]) -> str:
     )
 
 
-def room_advice(llm: LLM, needed: int, wanted: int = 0) -> str:
-    """How to make room for `needed` positions and, where the model has them, `wanted` more."""
-    most = llm.model_context
-    if needed <= most:
-        needed = min(needed + wanted, most)
-        return f"Load with a larger context (--context {needed}, or context={needed})"
-    if llm.context < most:
-        return f"The model was made for {most} at most (--context {most}, or context={most})"
-    return f"The model was made for {most} at most"
-
-
 def _tuned(llm: LLM) -> str:
     """Whether variants were measured on this device, and how many displaced the default."""
     winners = len(llm.engine.options.choices.winners)

@@ -9,11 +9,10 @@ from typing import Any
 
 from hornito.arguments import texts, whole
 from hornito.errors import UsageError
-from hornito.runtime.overflow import REFUSE, Overflow
+from hornito.runtime.overflow import DEFAULT_MAX_TOKENS, REFUSE, Overflow
 from hornito.runtime.sampler import SamplingKeywords, SamplingParams, sampling_params
 from hornito.structured.formats import ResponseFormat, choose_format
 
-DEFAULT_MAX_TOKENS = 256
 _FORM = ("response_format", "regex", "grammar")
 _ELSEWHERE = {
     "json_schema": "response_format={'type': 'json_schema', 'json_schema': {'schema': ...}}",

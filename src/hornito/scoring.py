@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hornito.arguments import token_ids
 from hornito.errors import ContextOverflowError, UsageError
-from hornito.plan_summary import room_advice
+from hornito.runtime.overflow import room_advice
 from hornito.runtime.prefix import common_prefix
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def score(llm: LLM, prompt: str | Sequence[int], continuation: str | Sequence[in
     if total > llm.context:
         raise ContextOverflowError(
             f"prompt and continuation have {total} tokens; the context holds {llm.context}. "
-            f"{room_advice(llm, total)}, or shorten them",
+            f"{room_advice(llm.engine, total)}, or shorten them",
             tokens=total,
             context=llm.context,
         )

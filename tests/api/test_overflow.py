@@ -78,8 +78,10 @@ def test_the_advised_context_holds_an_answer(small: LLM) -> None:
         (lambda: small.generate([IDS], max_tokens=21), 21),
         (lambda: small.generate(IDS, max_tokens=1 << 20), most - 90),
         (lambda: small.prefill(IDS), 256),
+        (lambda: Session(small.engine).prefill(IDS), 256),
     ):
-        with pytest.raises(ContextOverflowError, match=rf"--context {min(90 + room, most)},"):
+        blocks = -(-(90 + room) // 64)  # of the KV cache, which a context has whole
+        with pytest.raises(ContextOverflowError, match=rf"--context {min(64 * blocks, most)},"):
             call()
 
 

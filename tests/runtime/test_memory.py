@@ -15,7 +15,7 @@ import hornito
 from hornito.cli.main import main
 from hornito.errors import ContextOverflowError, DeviceMemoryError, size_text
 from hornito.package import open_package
-from hornito.plan_summary import room_advice
+from hornito.runtime.overflow import room_advice
 from hornito.runtime.session import Session
 from hornito.vk.device import Device, _open_devices
 from tiny import NAMES, Compiled, answer, open_engine, random_ids, write_llama
@@ -317,11 +317,14 @@ def test_sizes_for_people() -> None:
 def test_room_is_advised_up_to_the_models_own_maximum(compiled: Compiled, kernels: None) -> None:
     with hornito.load(compiled("llama-tiny"), context=64) as llm:
         most = llm.model_context
-        assert room_advice(llm, 65) == "Load with a larger context (--context 65, or context=65)"
-        assert room_advice(llm, most + 1) == (
+        assert (
+            room_advice(llm.engine, 65)
+            == "Load with a larger context (--context 128, or context=128)"
+        )
+        assert room_advice(llm.engine, most + 1) == (
             f"The model was made for {most} at most (--context {most}, or context={most})"
         )
-        with pytest.raises(ContextOverflowError, match=r"--context 326.*--overflow truncate"):
+        with pytest.raises(ContextOverflowError, match=r"--context 384.*--overflow truncate"):
             llm.generate([5] * 70)
     with hornito.load(compiled("llama-tiny")) as llm:
-        assert room_advice(llm, most + 1) == f"The model was made for {most} at most"
+        assert room_advice(llm.engine, most + 1) == f"The model was made for {most} at most"

@@ -85,6 +85,7 @@ class Engine:
         generation: counts how often the device was opened again.
         trust: what the self-test says of the kernels.
         emitted: what steps said of their rows.
+        context, model_context: positions of a session, and those that the model was made for.
         identity: what must be equal for a saved KV cache to be usable here.
 
     Raises:
@@ -115,6 +116,7 @@ class Engine:
         check_memory(device, self.memory, self.options)
         self.identity = kv_identity(package, graph, self.plan, options, precision)
         self.context = options.context
+        self.model_context: int = package.manifest.facts["context_length"]
         self.vocabulary = self.plan.vocabulary
         self.recover = recover
         self.generation = 0

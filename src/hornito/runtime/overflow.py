@@ -8,9 +8,17 @@ run on those tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hornito.arguments import whole
 from hornito.errors import UsageError
+from hornito.ops.base import BLOCK_POSITIONS, ceil_div
+
+if TYPE_CHECKING:
+    from hornito.runtime.engine import Engine
+
+DEFAULT_MAX_TOKENS = 256
+"""New tokens of an answer when nobody says how many."""
 
 POLICIES = ("error", "truncate")
 
@@ -86,3 +94,18 @@ class Overflow:
 
 REFUSE = Overflow()
 """The default policy: an error."""
+
+
+def room_advice(engine: Engine, needed: int, wanted: int = 0) -> str:
+    """How to make room for `needed` positions and, where the model has them, `wanted` more.
+
+    The context that it names is of whole KV blocks, unless the model has fewer positions.
+    """
+    most = engine.model_context
+    if needed <= most:
+        blocks = ceil_div(needed + wanted, BLOCK_POSITIONS)
+        context = min(blocks * BLOCK_POSITIONS, most)
+        return f"Load with a larger context (--context {context}, or context={context})"
+    if engine.context < most:
+        return f"The model was made for {most} at most (--context {most}, or context={most})"
+    return f"The model was made for {most} at most"

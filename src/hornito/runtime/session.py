@@ -17,7 +17,7 @@ from hornito.runtime.evaluation import LOST, Evaluation, FloatArray, recovering
 from hornito.runtime.guard import locked, uninterrupted
 from hornito.runtime.kv_cache import share_blocks
 from hornito.runtime.logit_rows import logit_rows
-from hornito.runtime.overflow import Overflow
+from hornito.runtime.overflow import DEFAULT_MAX_TOKENS, Overflow, room_advice
 from hornito.runtime.sampler import Sampler, mask_update, sampling_updates
 from hornito.runtime.snapshot import EMBEDDED, Snapshot
 
@@ -266,8 +266,8 @@ class Session(Evaluation):
         if total > self.engine.context:
             raise ContextOverflowError(
                 f"{count} tokens at position {self.position} need {total} positions; the "
-                f"context has {self.engine.context}. Load with a context of {total} "
-                f"(--context {total}, or context={total}) or shorten the prompt",
+                f"context has {self.engine.context}. "
+                f"{room_advice(self.engine, total, DEFAULT_MAX_TOKENS)}; or shorten the prompt",
                 tokens=total,
                 context=self.engine.context,
             )
