@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from typing import Any
 
 import pytest
@@ -11,6 +12,9 @@ from hornito.errors import DeviceMemoryError
 from hornito.ops import kernels as kernel_files
 from hornito.vk import api
 from hornito.vk.device import Device
+
+_WAITS = ("vkQueueSubmit", "vkWaitSemaphores", "vkGetSemaphoreCounterValue")
+_HARMFUL = ("vkDeviceWaitIdle", "vkDestroyBuffer", "vkFreeMemory", "vkDestroyDevice")
 
 
 def lose(device: Device, *, after: int = 0) -> None:
@@ -28,7 +32,7 @@ def lose(device: Device, *, after: int = 0) -> None:
     def submit_some(*arguments: Any) -> int:
         nonlocal left
         if left == 0:
-            for name in ("vkQueueSubmit", "vkWaitSemaphores", "vkGetSemaphoreCounterValue"):
+            for name in _WAITS:
                 setattr(device.vk, name, lost)
             return lost()
         left -= 1
@@ -38,8 +42,67 @@ def lose(device: Device, *, after: int = 0) -> None:
     if after:
         device.vk.vkQueueSubmit = submit_some
         return
-    for name in ("vkQueueSubmit", "vkWaitSemaphores", "vkGetSemaphoreCounterValue"):
+    for name in _WAITS:
         setattr(device.vk, name, lost)
+
+
+class Hang:
+    """No submission of a device ends, as its driver tells it, from now on until `end`.
+
+    Args:
+        after: submissions that still do.
+
+    Attributes:
+        harm: calls that waited for ever, or pulled memory from under a running kernel.
+    """
+
+    def __init__(self, device: Device, *, after: int = 0) -> None:
+        self.harm: list[str] = []
+        self._queue = device._queue
+        self._vk = device.vk
+        self._real = {name: getattr(device.vk, name) for name in (*_WAITS, *_HARMFUL)}
+        self._left = after
+        if after:
+            self._put("vkQueueSubmit", self._submit)
+        else:
+            self._begin()
+
+    def _put(self, name: str, call: Any) -> None:
+        setattr(self._vk, name, call)
+
+    def _submit(self, *arguments: Any) -> int:
+        if self._left == 0:
+            self._begin()
+        self._left -= 1
+        return int(self._real["vkQueueSubmit"](*arguments))
+
+    def _begin(self) -> None:
+        done = self._queue.ticket
+        self._queue.wait(done, None)
+
+        def wait(device: Any, info: Any, timeout: int) -> int:
+            if info._obj.pValues[0] <= done:
+                return 0
+            time.sleep(min(timeout / 1e9, 0.02))
+            return int(api.VK_TIMEOUT)
+
+        def counter(device: Any, semaphore: Any, value: Any) -> int:
+            value._obj.value = done
+            return 0
+
+        def harmful(name: str) -> Any:
+            return lambda *arguments: self.harm.append(name) or 0
+
+        self._put("vkQueueSubmit", self._real["vkQueueSubmit"])
+        self._put("vkWaitSemaphores", wait)
+        self._put("vkGetSemaphoreCounterValue", counter)
+        for name in _HARMFUL:
+            self._put(name, harmful(name))
+
+    def end(self) -> None:
+        """The driver works again, and tells what has ended."""
+        for name, call in self._real.items():
+            self._put(name, call)
 
 
 def fail_pipelines(device: Device, spirv: bytes) -> None:

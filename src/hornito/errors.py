@@ -79,7 +79,7 @@ class VulkanError(HornitoError):
 
 
 class DeviceLostError(VulkanError):
-    """The device was lost; every KV cache on it is gone."""
+    """The device was lost, or given up over work that did not end; every KV cache on it is gone."""
 
 
 class SessionError(HornitoError):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from faults import fail_kernel, lose, refuse_memory
+from faults import Hang, fail_kernel, lose, refuse_memory
 from hornito.errors import DeviceLostError, DeviceMemoryError
 from hornito.ops.variants import Choices
 from hornito.plan.plan import build_plan
@@ -321,17 +321,24 @@ def test_without_memory_for_the_plan_the_engine_goes_on_with_its_own(
     assert GOOD in {v.verdict for v in DeviceRecords.load(fresh.info).verdicts.values()}
 
 
+@pytest.mark.parametrize("ends", [True, False])
 def test_a_kernel_that_takes_the_device_with_it(
-    fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+    fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch, ends: bool
 ) -> None:
-    """Who uses the engine is told; with the device open again the kernel is not used."""
+    """Who uses the engine is told; with the device open again the kernel is not used. The driver
+    says that the device is lost, or the kernel does not end."""
     monkeypatch.setattr("hornito.runtime.settle.STRIKES", 1)
+    monkeypatch.setattr("hornito.plan.stand.WAIT_SECONDS", 60 if ends else 1)
+    hangs: list[Hang] = []
     real = Stand._record
 
     def record(self: Stand, *arguments: Any) -> Any:
         recorder = real(self, *arguments)
         if any(d.kernel == VARIANT for d in arguments[1]):
-            lose(self.device, after=1)
+            if ends:
+                lose(self.device, after=1)
+            else:
+                hangs.append(Hang(self.device, after=1))
         return recorder
 
     lost: list[DeviceLostError] = []
@@ -357,6 +364,11 @@ def test_a_kernel_that_takes_the_device_with_it(
         finally:
             engine.close()
             engine.device.close()
+        for fault in hangs:
+            assert fault.harm == []
+            fault.end()
+            fresh.close()
+            assert fresh.allocated_bytes == 0
 
 
 def test_the_proof_goes_on_with_a_device_that_was_opened_again(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import hornito
-from faults import lose, refuse_memory
+from faults import Hang, lose, refuse_memory
 from hornito.errors import DeviceLostError, DeviceMemoryError, NoDeviceError, SessionError
 from hornito.runtime import engine as engine_module
 from hornito.runtime.decode import decode
@@ -102,6 +102,29 @@ def test_d15_a_loss_in_mid_decode_is_survived(opened: Opened, after: int) -> Non
         session.step(wanted.tokens[0])
         assert pending(session) == wanted.tokens[1]
         assert engine.generation == 2
+
+
+def test_a_kernel_that_does_not_end(opened: Opened) -> None:
+    """Its device is given up; the session goes on, on another, and the old memory stays."""
+    wanted = golden("llama-tiny")
+    engine = opened(recover=True, context=128, slots=2)
+    first = engine.device
+    with Session(engine) as session:
+        session.prefill(wanted.prompt)
+        snapshot = session.snapshot()
+        fault = Hang(first)
+        session.engine.submit([], engine.recording("batch", 1, "body"))
+        with pytest.raises(DeviceLostError, match="did not finish"):
+            first.wait(engine.last_ticket, timeout_s=0.05)
+        assert snapshot.lost
+        assert greedy(session, 8) == wanted.tokens[:8]
+        assert engine.device is not first and engine.generation == 1
+        snapshot.release()
+    held = first.allocated_bytes
+    assert fault.harm == [] and held > 0
+    fault.end()
+    first.close()
+    assert first.allocated_bytes == 0
 
 
 def test_a_loss_while_a_prompt_is_evaluated(opened: Opened) -> None:

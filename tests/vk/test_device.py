@@ -5,19 +5,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from faults import lose
+from faults import Hang, lose
 from hornito.errors import (
     DeviceLostError,
+    HornitoError,
     NoDeviceError,
     SessionError,
     UsageError,
-    VulkanError,
 )
+from hornito.vk import api
 from hornito.vk import instance as instance_module
 from hornito.vk.device import Device, list_devices, open_device
 
@@ -104,18 +106,69 @@ def test_consecutive_recordings_see_each_other(device: Device, affine: Any) -> N
     np.testing.assert_array_equal(got, expected)
 
 
-def test_wait_times_out_and_then_succeeds(device: Device, slow_affine: Any) -> None:
+def test_work_that_does_not_end_in_its_time(device: Device, slow_affine: Any) -> None:
+    """The device counts as lost; what the work may use is freed when it has ended."""
     recorder = device.command_buffer("long")
     for _ in range(3):
         recorder.dispatch(slow_affine.pipeline, slow_affine.push, slow_affine.groups)
         recorder.barrier()
     recorder.end()
     ticket = device.submit([recorder])
-    with pytest.raises(VulkanError, match=r"did not finish ticket 1 in 0\.001 s") as caught:
+    with pytest.raises(DeviceLostError, match=r"did not finish ticket 1 in 0\.001 s") as caught:
         device.wait(ticket, timeout_s=0.001)
-    assert caught.value.code == 2
-    device.wait(ticket)
-    assert device.completed() == ticket
+    assert caught.value.code == api.VK_TIMEOUT and device.lost
+    for call in (lambda: device.wait(ticket), lambda: device.submit([recorder]), device.completed):
+        with pytest.raises(DeviceLostError, match="open it again"):
+            call()
+    held = device.allocated_bytes
+    slow_affine.source.free()
+    recorder.free()
+    assert device.allocated_bytes == held and not recorder.freed
+    end = time.monotonic() + 120
+    while not recorder.freed and time.monotonic() < end:
+        time.sleep(0.05)
+        recorder.free()
+    assert recorder.freed
+    slow_affine.source.free()
+    assert device.allocated_bytes < held
+
+
+def test_a_device_that_hangs_is_left_alone(
+    device: Device, affine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing hangs, and nothing is pulled from under the kernel; a new device computes."""
+    recorder = device.command_buffer("hangs")
+    recorder.dispatch(affine.pipeline, affine.push, affine.groups)
+    recorder.end()
+    fault = Hang(device)
+    ticket = device.submit([recorder])
+    waiting = threading.Thread(target=lambda: errors.append(error_of(lambda: device.wait(ticket))))
+    errors: list[BaseException | None] = []
+    waiting.start()
+    assert isinstance(error_of(lambda: device.wait(ticket, timeout_s=0.05)), DeviceLostError)
+    waiting.join(60)
+    assert isinstance(errors[0], DeviceLostError)  # who waits without a bound does not any longer
+    affine.source.free()
+    recorder.free()
+    for _ in range(2):
+        device.close()
+    assert fault.harm == []
+    assert sum("still works on what it was given up over" in m for m in caplog.messages) == 1
+    with open_device(device.info.uuid) as again:
+        buffer = again.allocate(16, "device", "again")
+        again.upload([(buffer, 0, b"0123456789abcdef")])
+        assert again.download(buffer, 4, 4) == b"4567"
+    fault.end()
+    device.close()
+    assert recorder.freed and device.allocated_bytes == 0
+
+
+def error_of(call: Callable[[], object]) -> BaseException | None:
+    try:
+        call()
+    except HornitoError as error:
+        return error
+    return None
 
 
 def test_wait_sleeps_in_the_driver(device: Device, slow_affine: Any) -> None:

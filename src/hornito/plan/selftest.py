@@ -34,7 +34,6 @@ from hornito.plan.records import (
 )
 from hornito.plan.stand import DATA, Stand
 from hornito.plan.units import Unit, twin_dispatches
-from hornito.vk import api
 
 if TYPE_CHECKING:
     from hornito.vk.caps import Caps
@@ -203,17 +202,16 @@ class SelfTest:
             began = time.monotonic()
             with self.stand.pipelines.trying(key):
                 verdict = self._judge(unit, twin)
+        except DeviceLostError as error:
+            self.records.strike(key)
+            self.records.save()
+            raise DeviceLostError(
+                f"{self.stand.device.info.name} was lost while {unit.kernel} was tested "
+                f"({unit.title}); load again: when that happens {STRIKES} times, the kernel is "
+                "not used any more",
+                code=error.code,
+            ) from error
         except VulkanError as error:
-            lost = isinstance(error, DeviceLostError) or error.code == api.VK_TIMEOUT
-            if lost:
-                self.records.strike(key)
-                self.records.save()
-                raise DeviceLostError(
-                    f"{self.stand.device.info.name} was lost while {unit.kernel} was tested "
-                    f"({unit.title}); load again: when that happens {STRIKES} times, the kernel is "
-                    "not used any more",
-                    code=error.code,
-                ) from error
             verdict = Verdict(unit.kernel, unit.title, FAILED, str(error), 0, 0.0)
         finally:
             self._spent += time.monotonic() - began

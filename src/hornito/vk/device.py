@@ -19,6 +19,7 @@ from hornito.errors import (
     SessionError,
     UsageError,
     VulkanError,
+    size_text,
 )
 from hornito.vk import api, transfer
 from hornito.vk.caps import Caps
@@ -47,6 +48,8 @@ _OUT_OF_MEMORY = (api.VK_ERROR_OUT_OF_DEVICE_MEMORY, api.VK_ERROR_OUT_OF_HOST_ME
 
 # Devices that nobody closed are closed before the interpreter takes the modules apart.
 _open_devices: weakref.WeakSet[Device] = weakref.WeakSet()
+_working: set[Device] = set()
+"""Those that were closed while they still worked on what they were given up over."""
 
 
 @atexit.register
@@ -134,6 +137,8 @@ class Device:
 
     Calls may come from several threads (submission is serialised); one Recorder belongs to one
     thread at a time. After a device loss every call raises DeviceLostError; `close` still works.
+    A device whose work does not end in its time counts as lost as well; as there is no way to stop
+    a kernel, nothing that it may use is freed before it has ended.
 
     Attributes:
         info: what the device is.
@@ -158,6 +163,7 @@ class Device:
         self._closed = True  # until there is something to close
         self._process = os.getpid()
         self._lost = False
+        self._given_up = False
         self._lock = threading.Lock()
         self._buffers: dict[int, Buffer] = {}
         self._recorders: dict[int, Recorder] = {}
@@ -232,6 +238,24 @@ class Device:
                 f"device {self.info.name} was lost (driver reset or watchdog); open it again",
                 code=code,
             )
+
+    def give_up(self, why: str) -> DeviceLostError:
+        """Count the device as lost from now on, although it may go on working; the error to raise.
+
+        Args:
+            why: what it did, as a part of a sentence.
+        """
+        self._lost = self._given_up = True
+        return DeviceLostError(
+            f"{self.info.name} {why}: it counts as lost; open it again", code=api.VK_TIMEOUT
+        )
+
+    def _ended(self, ticket: int) -> bool:
+        """Whether work of a device that was given up is over, as far as the driver says now."""
+        try:
+            return self._queue.completed() >= ticket
+        except DeviceLostError:
+            return True  # the driver has reset it
 
     def check(self, code: int, what: str) -> None:
         """Raise VulkanError (or DeviceLostError) when a call failed.
@@ -436,24 +460,32 @@ class Device:
         """Block in the driver until a submission is done; its writes are visible to the host.
 
         Raises:
-            DeviceLostError: the device was lost.
-            VulkanError: with code VK_TIMEOUT (2) when `timeout_s` passed.
+            DeviceLostError: the device was lost; or, with code VK_TIMEOUT (2), `timeout_s` passed,
+                after which it counts as lost.
             SessionError: the ticket was never given out.
         """
         self._enter()
         self._queue.wait(ticket, timeout_s)
 
-    def drain(self, ticket: int | None = None) -> None:
+    def drain(self, ticket: int | None = None) -> bool:
         """Wait for a ticket (default: all work), before what it uses is destroyed.
 
-        A lost device has nothing left to finish, which the driver says at once.
+        A lost device has nothing left to finish, which the driver says at once. One that was given
+        up is not waited for.
+
+        Returns:
+            Whether the work is over.
         """
+        last = self._queue.ticket if ticket is None else ticket
+        if self._given_up:
+            return self._ended(last)
         if self._closed:
-            return
+            return True
         if self._lost:
             self.vk.vkDeviceWaitIdle(self.handle)
         else:
-            self._queue.wait(self._queue.ticket if ticket is None else ticket, None)
+            self._queue.wait(last, None)
+        return True
 
     @property
     def lost(self) -> bool:
@@ -501,13 +533,25 @@ class Device:
     def close(self) -> None:
         """Release every object in order, and the instance with its last device; twice is a no-op.
 
+        One that was given up and still works stays as it is; a later call, at the latest that at
+        the end of the process, releases it.
+
         Raises:
             VulkanError: what the validation layer still had to say.
         """
         if self._closed:
             return
+        if self._given_up and not self.foreign and not self._ended(self._queue.ticket):
+            if self not in _working:
+                _working.add(self)
+                logger.warning(
+                    "%s still works on what it was given up over: its %s stay allocated",
+                    *(self.info.name, size_text(self.allocated_bytes)),
+                )
+            return
         self._closed = True
         _open_devices.discard(self)
+        _working.discard(self)
         if self.foreign:
             return  # a forked child has no driver threads to wait for; the parent owns all of it
         # Its result is of no interest: a lost device is torn down all the same.

@@ -204,6 +204,8 @@ class Buffer:
     def free(self) -> None:
         """Release the buffer after the work that was submitted so far; twice is harmless.
 
+        On a device that was given up and still works it stays.
+
         Raises:
             SessionError: the view, or an array made from it, is still referenced.
         """
@@ -219,9 +221,9 @@ class Buffer:
                     f"buffer {self.label!r} can't be freed: its view, or an array made from it, "
                     "is still in use"
                 )
-        device.drain()
-        self._destroy(device)
-        device.forget_buffer(self)
+        if device.drain():
+            self._destroy(device)
+            device.forget_buffer(self)
 
     def _destroy(self, device: Device) -> None:
         """Give the handles back; the device must be idle."""

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hornito.errors import SessionError, VulkanError
+from hornito.errors import SessionError
 from hornito.vk import api
 from hornito.vk.timing import SubmissionTimer
 
@@ -109,10 +109,11 @@ class Queue:
             code = device.vk.vkWaitSemaphores(device.handle, ctypes.byref(info), left)
             if code != api.VK_TIMEOUT:
                 break
+            if device.lost:  # another thread has given it up
+                code = api.VK_ERROR_DEVICE_LOST
+                break
             if deadline is not None and time.monotonic_ns() >= deadline:
-                raise VulkanError(
-                    f"{device.info.name} did not finish ticket {ticket} in {timeout_s} s", code=code
-                )
+                raise device.give_up(f"did not finish ticket {ticket} in {timeout_s} s")
         device.check(code, "vkWaitSemaphores")
         self._completed = max(self._completed, ticket)
 

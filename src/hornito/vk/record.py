@@ -253,13 +253,16 @@ class Recorder:
         self._begin(device)
 
     def free(self) -> None:
-        """Release the recording after its last submission is done; twice is harmless."""
+        """Release the recording after its last submission is done; twice is harmless.
+
+        On a device that was given up and still works it stays.
+        """
         device = self._device
         if device is None:
             return
-        device.drain(self.last_ticket)
-        self._destroy(device)
-        device.forget_recorder(self)
+        if device.drain(self.last_ticket):
+            self._destroy(device)
+            device.forget_recorder(self)
 
     def _destroy(self, device: Device) -> None:
         """Give the handles back; no submission of it may be running."""
