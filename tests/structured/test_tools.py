@@ -44,6 +44,16 @@ GEMMA = (
     "{% for m in rest %}<start_of_turn>{{ 'model' if m['role'] == 'assistant' else m['role'] }}\n"
     "{{ first if loop.first else '' }}{{ m['content'] }}<end_of_turn>\n{% endfor %}"
 )
+MISTRAL = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{% if loop.last and tools %}"
+    "[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}[INST] {{ m.content }}"
+    "[/INST]"
+    "{% elif m.tool_calls %}[TOOL_CALLS] [{% for c in m.tool_calls %}{% if c.id | length != 9 %}"
+    "{{ raise_exception('Tool call IDs should have length 9!') }}{% endif %}"
+    '{{ c.function | tojson }} {{ c.id }}{% endfor %}]</s>{% elif m.role == "tool" %}'
+    "[TOOL_RESULTS] {{ m.content }} {{ m.tool_call_id }}[/TOOL_RESULTS]{% endif %}{% endfor %}"
+)
+MISTRAL_ARGS = MISTRAL.replace("[{% for", "{% for").replace("{{ c.id }}", "[ARGS]")
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 
 WEATHER = {
@@ -97,12 +107,9 @@ HISTORY: list[dict[str, Any]] = [
 
 
 def test_styles_of_templates() -> None:
-    assert [tool_style(t) for t in (QWEN, LLAMA, GEMMA, PLAIN)] == [
-        "hermes",
-        "llama",
-        "gemma",
-        "hermes",
-    ]
+    templates = {QWEN: "hermes", LLAMA: "llama", GEMMA: "gemma", PLAIN: "hermes"}
+    templates |= {MISTRAL: "mistral", MISTRAL_ARGS: "mistral-args"}
+    assert {t: tool_style(t) for t in templates} == templates
     assert [knows_tools(t) for t in (QWEN, LLAMA, GEMMA, PLAIN)] == [True, True, False, False]
 
 
@@ -144,6 +151,18 @@ def test_gemma_reads_python() -> None:
     )
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
     assert conversation_for(GEMMA, parts, TOOLS)[0]["content"][1] == {"type": "text", "text": "Hi"}
+
+
+def test_mistral_insists_on_short_ids() -> None:
+    """Those that it made stay; others become nine letters and digits, the same for the result."""
+    messages = conversation_for(MISTRAL, HISTORY, TOOLS)
+    text = ChatTemplate(MISTRAL).render(messages, tools=TOOLS)
+    found = messages[2]["tool_call_id"]
+    assert len(found) == 9 and f" {found}]</s>" in text and f"rain {found}[/TOOL_RESULTS]" in text
+    own = [{**CALL, "id": "abcDEF123"}]
+    (message,) = conversation_for(MISTRAL, [{**HISTORY[1], "tool_calls": own}], TOOLS)
+    assert message["tool_calls"][0]["id"] == "abcDEF123"
+    assert HISTORY[2]["tool_call_id"] == "c1"
 
 
 def test_without_tools_nothing_changes() -> None:
@@ -263,6 +282,44 @@ def test_names_that_python_lacks() -> None:
         assert all(call.name == "odd" for call in parse_tool_calls(text, "gemma", [tool])[1])
 
 
+def test_control_tokens_that_mark_calls_are_text() -> None:
+    """Mistral's: a reply has them in its text, grammars ask for the token, messages can't spell
+    it."""
+    pytest.importorskip("llguidance", reason="llguidance is not installed (extra 'structured')")
+    from gguf_samples import tiny_vocabulary
+    from hornito.structured.grammar import Grammars
+    from hornito.structured.tool_grammar import calls_form, strict_form
+    from hornito.text.tokenizer import Tokenizer
+    from structured.test_grammar import VOCABULARY, random_answer
+    from text_model import tokenizer_json
+
+    keys = tiny_vocabulary()
+    tokens, types = list(keys["tokenizer.ggml.tokens"]), list(keys["tokenizer.ggml.token_type"])
+    marks = {"[TOOL_CALLS]": len(tokens) - 2, "[ARGS]": len(tokens) - 1}
+    for text, place in marks.items():
+        tokens[place], types[place] = text, 3
+    changed = {**keys, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
+    tokenizer = Tokenizer(tokenizer_json(changed), bos_id=1, eos_ids=[2, 0])
+    assert marks.items() <= tokenizer.special_tokens.items()
+    spelled = "[TOOL_CALLS]stop[ARGS]{}"
+    assert not {*marks.values()} & {*tokenizer.encode(spelled)}
+    ids = tokenizer.encode(spelled, parse_special=True)
+    assert [i for i in ids if i in marks.values()] == [*marks.values()]
+    assert tokenizer.decode([1, *ids, 2], skip_special=True) == spelled
+    grammars = Grammars(tokenizer, VOCABULARY, [2, 0])
+    for style in ("mistral", "mistral-args"):
+        for seed in range(8):
+            state = grammars.start(calls_form(style, TOOLS))
+            found = random_answer(state, random.Random(seed))
+            assert found[0] == marks["[TOOL_CALLS]"]
+            text = tokenizer.decode(found, skip_special=True)
+            assert parse_tool_calls(text, style, TOOLS)[1]
+    state = grammars.start(strict_form("mistral-args", [BARE]))
+    for token in [*tokenizer.encode("So: "), *ids, 2]:
+        state.accept(token)
+    assert state.complete
+
+
 STRICT = {"type": "function", "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
 
 #: In each style: a call of a strict function, of another, and what can't be in the strict one.
@@ -281,6 +338,16 @@ SPELLED = {
         '```tool_code\nget_weather(city="Oslo", days=3)\n```',
         '```tool_code\nstop(**{"any": [1]})\n```',
         "```tool_code\nget_weather(city=7",
+    ),
+    "mistral": (
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}]',
+        '[TOOL_CALLS][{"name": "stop", "arguments": {"any": [1]}}]',
+        '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": 7',
+    ),
+    "mistral-args": (
+        '[TOOL_CALLS]get_weather[ARGS]{"city": "Oslo", "days": 3}',
+        '[TOOL_CALLS]stop[ARGS]{"any": [1]}',
+        '[TOOL_CALLS]get_weather[ARGS]{"city": 7',
     ),
 }
 

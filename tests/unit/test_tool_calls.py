@@ -117,6 +117,51 @@ CASES: dict[str, Case] = {
         [],
     ),
     "gemma without an end": ("gemma", "```tool_code\nnow()", "", [("now", {})]),
+    "mistral": (
+        "mistral",
+        'Let me look. [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Pa[]ris"}, '
+        '"id": "a}1234567"}, {"arguments": {}, "name": "now"},\n{"name": "note", "arguments": '
+        '"{\\"text\\": 1}"}] Done',
+        "Let me look.Done",
+        [("weather", {"city": "Pa[]ris"}), ("now", {}), ("note", {"text": 1})],
+    ),
+    "mistral without an end": (
+        "mistral",
+        '[TOOL_CALLS][{"name": "now", "arguments": {}}',
+        "",
+        [("now", {})],
+    ),
+    "mistral no call": (
+        "mistral",
+        'a [TOOL_CALLS] [1, {"x": 2}] b [TOOL_CALLS] [{"x": 2}] [5]',
+        'a[TOOL_CALLS] [1, {"x": 2}] b[TOOL_CALLS] [{"x": 2}] [5]',
+        [],
+    ),
+    "mistral what follows a call is none": (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "now", "arguments": {}}, 7]',
+        "7]",
+        [("now", {})],
+    ),
+    "mistral only begun": ("mistral", 'x [TOOL_CALLS] [{"na', 'x[TOOL_CALLS] [{"na', []),
+    "mistral in its later form": (
+        "mistral-args",
+        '[TOOL_CALLS]weather[ARGS]{"city": "Oslo", "days": 1}[TOOL_CALLS]now[CALL_ID]a1[ARGS]{}',
+        "",
+        [("weather", {"city": "Oslo", "days": 1}), ("now", {})],
+    ),
+    "mistral in the form between": (
+        "mistral",
+        'Well.[TOOL_CALLS]note{"text": "{"}\n[TOOL_CALLS]now {} Done',
+        "Well.Done",
+        [("note", {"text": "{"}), ("now", {})],
+    ),
+    "mistral words behind the mark": (
+        "mistral-args",
+        "x [TOOL_CALLS] is a mark {so} it is.",
+        "x[TOOL_CALLS] is a mark {so} it is.",
+        [],
+    ),
     "gemma other code": (
         "gemma",
         "```python\nnow()\n```",

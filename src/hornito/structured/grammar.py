@@ -7,6 +7,7 @@ parser over the trie of the vocabulary, which takes tens of microseconds to a mi
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hornito.errors import HornitoError, UsageError
 from hornito.ops.sampling import mask_bytes
 from hornito.structured.formats import ResponseFormat
+from hornito.text.tool_calls import CALL_MARKS
 
 if TYPE_CHECKING:
     import llguidance
@@ -198,15 +200,16 @@ class _Vocabulary:
 
     Attributes:
         tokens: the bytes of every id; none where the tokenizer has no text.
-        special_token_ids: control tokens, which text can't spell.
+        special_token_ids: control tokens, which text can't spell; not those that mark calls.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocabulary: int, ends: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self.eos_token_id = ends[0]
         self.bos_token_id = tokenizer.bos_id
-        special = {i for i in tokenizer.special_tokens.values() if i < vocabulary}
-        special |= set(ends)
+        control = {text: i for text, i in tokenizer.special_tokens.items() if i < vocabulary}
+        self._marks = {text: control[text] for text in CALL_MARKS if text in control}
+        special = {*control.values(), *ends} - {*self._marks.values()}
         self.tokens = [tokenizer.token_bytes(i) for i in range(vocabulary)]
         self.special_token_ids = sorted(special)
         # Some vocabularies put a space before the first word, which text in the middle hasn't: a
@@ -221,6 +224,14 @@ class _Vocabulary:
         """Ids of text that stands behind other text."""
         if not isinstance(text, str):
             raise TypeError("the vocabulary encodes text")
+        if not self._marks:
+            return self._behind(text)
+        ids: list[int] = []
+        for piece in re.split(f"({'|'.join(map(re.escape, self._marks))})", text):
+            ids += [self._marks[piece]] if piece in self._marks else self._behind(piece)
+        return ids
+
+    def _behind(self, text: str) -> list[int]:
         ids = self._encode(self._lead + text)
         cut = len(self._lead_ids)
         if ids[:cut] != self._lead_ids:

@@ -8,7 +8,7 @@ from typing import Any
 
 from hornito.structured.formats import ResponseFormat
 from hornito.structured.grammar import inline_schema
-from hornito.text.tool_calls import CLOSE, FENCE, FENCE_END, OPEN
+from hornito.text.tool_calls import ARGS, CALLS, CLOSE, FENCE, FENCE_END, OPEN
 
 
 def calls_form(
@@ -32,6 +32,8 @@ def calls_form(
         "hermes": (_text(f"{OPEN}\n"), _text(f"\n{CLOSE}\n{OPEN}\n"), _text(f"\n{CLOSE}")),
         "llama": ("", _text("; "), ""),
         "gemma": (_text(f"{FENCE}\n"), _text("\n"), _text(f"\n{FENCE_END}")),
+        "mistral": (_text(f"{CALLS} ["), _text(", "), _text("]")),
+        "mistral-args": (_text(CALLS), _text(CALLS), ""),
     }[style]
     more = f"({between} one)*" if parallel else ""
     start = "start: calls"
@@ -59,6 +61,7 @@ def strict_form(
     one = " | ".join(f"call_{place}" for place in range(len(tools)))
     again = "*" if parallel else "?"
     line, fence = _text("\n"), _text(FENCE_END)
+    several = f"({_text(',')} SPACE one)*" if parallel else ""
     head = {
         "hermes": [
             f"start: part{again} TEXT",
@@ -73,6 +76,16 @@ def strict_form(
             f"start: part{again} TEXT",
             f"part: trigger {line} one {f'({line} one)*' if parallel else ''} {line} {fence}",
             f"trigger[lazy]: TEXT {_text(FENCE)}",
+        ],
+        "mistral": [
+            f"start: part{again} TEXT",
+            f"part: trigger SPACE {_text('[')} one {several} {_text(']')}",
+            f"trigger[lazy]: TEXT {_text(CALLS)}",
+        ],
+        "mistral-args": [
+            f"start: part{again} TEXT",
+            "part: trigger one",
+            f"trigger[lazy]: TEXT {_text(CALLS)}",
         ],
     }[style]
     shared = [r"TEXT: /(.|\n)*/", r"SPACE: /[ \n]{0,2}/", f"one: {one}"]
@@ -100,6 +113,8 @@ def _call(style: str, function: Mapping[str, Any]) -> str:
     schema.setdefault("additionalProperties", False)
     if style == "gemma":
         return f"{_text(function['name'] + '(')} {_python_arguments(schema)} {_text(')')}"
+    if style == "mistral-args":
+        return f"{_text(function['name'] + ARGS)} {inline_schema(schema)}"
     key = "parameters" if style == "llama" else "arguments"
     head = f'{{"name": {json.dumps(function["name"])}, "{key}": '
     return f"{_text(head)} {inline_schema(schema)} {_text('}')}"

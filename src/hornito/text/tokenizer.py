@@ -15,6 +15,7 @@ from hornito.errors import FormatError, UsageError
 from hornito.text.huggingface import HuggingFaceTokenizer
 from hornito.text.sentencepiece import SentencePieceBPE
 from hornito.text.stream import StreamDecoder
+from hornito.text.tool_calls import CALL_MARKS
 
 if TYPE_CHECKING:
     from hornito.package import Package
@@ -85,7 +86,9 @@ class Tokenizer:
         control = {*self.eos_ids, *(() if bos_id is None else (bos_id,))}
         self._backend = _backend(tokenizer_json, frozenset(control))
         self._size = self._backend.size
-        self._special_ids = frozenset(self._backend.special.values())
+        self._special_ids = frozenset(
+            token for text, token in self._backend.special.items() if text not in CALL_MARKS
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -103,7 +106,7 @@ class Tokenizer:
         return self._backend.strips_first_space
 
     def is_special(self, token_id: int) -> bool:
-        """Whether an id is a control token, not text."""
+        """Whether an id is a control token, not text; those that mark calls in replies are text."""
         return token_id in self._special_ids
 
     def encode(

@@ -1,10 +1,14 @@
 """Calls of functions in a model's reply, found while the reply is being written.
 
-Three ways of writing them are known (`hornito.text.tool_styles` says which one a model has):
+Five ways of writing them are known (`hornito.text.tool_styles` says which one a model has):
 
 * `hermes`: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` (Hermes, Qwen, SmolLM3);
 * `llama`: the reply is `{"name": ..., "parameters": {...}}`, several with `;` between (Llama 3);
-* `gemma`: a block of Python that begins with ```` ```tool_code ````, of one call a line (Gemma).
+* `gemma`: a block of Python that begins with ```` ```tool_code ````, of one call a line (Gemma);
+* `mistral`: `[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]`, where the brackets' words are
+  control tokens (Mistral 7B v0.3, Nemo, Small 2409);
+* `mistral-args`: `[TOOL_CALLS]name[ARGS]{...}`, one such for each call (later ones). What either
+  writes is read in both.
 
 What looks like a call but is none stays text: nothing of a reply is lost.
 """
@@ -23,6 +27,14 @@ from hornito.text.stream import held_back
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 FENCE, FENCE_END = "```tool_code", "```"
 PYTHON_TAG = "<|python_tag|>"
+CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+CALL_MARKS = (CALLS, CALL_ID, ARGS)
+"""Control tokens that stay in the text of a reply: its calls are found by them."""
+
+MISTRAL = ("mistral", "mistral-args")
+
+_OPENING = {"hermes": OPEN, "gemma": FENCE, **dict.fromkeys(MISTRAL, CALLS)}
+"""What a call begins with, in the styles that have such a mark."""
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(
@@ -66,11 +78,20 @@ class ToolCall:
     arguments: str
 
 
-class JsonEnd:
-    """Follows the characters of one JSON value to its end."""
+_NAMED = re.compile(r"\s*([\w.-]{1,64})(?:\[CALL_ID\]\w*)?(?:\[ARGS\])?\s*(?=\{)")
+_MOST_NAMED = 128
+"""Characters that a name and what may follow it have at most."""
 
-    def __init__(self) -> None:
-        self._depth = 0
+
+class JsonEnd:
+    """Follows the characters of one JSON value to its end.
+
+    Args:
+        inside: the objects and lists that are open already.
+    """
+
+    def __init__(self, inside: int = 0) -> None:
+        self._depth = inside
         self._in_string = False
         self._escaped = False
 
@@ -112,7 +133,7 @@ class ToolCallParser:
         """Begin a reply.
 
         Args:
-            style: `hermes`, `llama` or `gemma`.
+            style: one of `hornito.text.tool_styles.STYLES`.
             tools: the functions, as OpenAI's API has them.
         """
         self._style = style
@@ -124,6 +145,8 @@ class ToolCallParser:
         self._held = ""
         self._state = "start" if style == "llama" else "text"
         self._arguments: JsonEnd | None = None
+        self._listed = False  # whether the last call stands in a list
+        self._object: JsonEnd | None = None  # the rest of the object that it stands in
 
     def push(self, text: str) -> list[ToolEvent]:
         """Take more of the reply."""
@@ -135,7 +158,7 @@ class ToolCallParser:
         events = self._events(last=True)
         if self._state == "call" and self._held.strip():
             # It began as a call does and never became one.
-            opening = {"hermes": OPEN, "gemma": FENCE}.get(self._style, "")
+            opening = "" if self._listed else _OPENING.get(self._style, "")
             events.append(Text(opening + self._held))
         self._held = ""
         return [event for event in events if not isinstance(event, Text) or event.text]
@@ -173,7 +196,7 @@ class ToolCallParser:
 
     def _text(self, last: bool) -> list[ToolEvent] | None:
         """Text up to where a call begins."""
-        mark = {"hermes": OPEN, "gemma": FENCE}.get(self._style)
+        mark = _OPENING.get(self._style)
         text = self._held
         if not text:
             return None
@@ -194,15 +217,28 @@ class ToolCallParser:
         """The beginning of a call."""
         if self._style == "gemma":
             return self._python_block(last)
+        if self._style in MISTRAL:
+            return self._mistral_call()
         head = _HEAD.match(self._held)
         if head and self._known(name := json.loads(head[1], strict=False)):
             if self._held[head.end()] == '"':
                 return self._quoted_arguments(name, head.end())
-            self._held = self._held[head.end() :]
-            self._arguments, self._state = JsonEnd(), "arguments"
-            self.calls += 1
-            return [CallBegun(self.calls - 1, name)]
+            return self._begin(name, self._held[head.end() :])
         return self._whole_call(last)
+
+    def _begin(self, name: str, rest: str) -> list[ToolEvent]:
+        """A call whose arguments are the object that `rest` begins with."""
+        self._held = rest
+        self._arguments, self._state = JsonEnd(), "arguments"
+        self.calls += 1
+        return [CallBegun(self.calls - 1, name)]
+
+    def _whole(self, name: str, arguments: str, rest: str) -> list[ToolEvent]:
+        """A call that has come as a whole, and what follows it."""
+        self._held = rest
+        self.calls += 1
+        self._end_call()
+        return [CallBegun(self.calls - 1, name), ArgumentText(self.calls - 1, arguments)]
 
     def _known(self, name: str) -> bool:
         """Whether it can be a call: without a mark around it, only that of a known function."""
@@ -228,10 +264,7 @@ class ToolCallParser:
         if end is None:
             return None
         text = json.loads(self._held[at : at + end], strict=False)
-        self._held = self._held[at + end :]
-        self.calls += 1
-        self._end_call()
-        return [CallBegun(self.calls - 1, name), ArgumentText(self.calls - 1, text)]
+        return self._whole(name, text, self._held[at + end :])
 
     def _whole_call(self, last: bool) -> list[ToolEvent] | None:
         """A call whose parts come in another order; or no call after all."""
@@ -245,11 +278,7 @@ class ToolCallParser:
             return None
         found = _call_of(self._held[start : start + end]) if end is not None else None
         if found is not None and end is not None and self._known(found.name):
-            self._held = self._held[start + end :]
-            self.calls += 1
-            self._end_call()
-            index = self.calls - 1
-            return [CallBegun(index, found.name), ArgumentText(index, found.arguments)]
+            return self._whole(found.name, found.arguments, self._held[start + end :])
         if self._style == "llama":
             self._state = "text"
             return []
@@ -259,8 +288,62 @@ class ToolCallParser:
         self._state = "text"
         return [Text(OPEN + inside + CLOSE)]
 
+    def _mistral_call(self) -> list[ToolEvent] | None:
+        """Behind the mark: a name and its arguments, or a list of calls. Or the list's next."""
+        rest = self._held.lstrip()
+        if not self._listed:
+            if named := _NAMED.match(rest):
+                return self._begin(named[1], rest[named.end() :])
+            if rest and not rest.startswith("["):
+                undecided = "{" not in rest and len(rest) <= _MOST_NAMED
+                return None if undecided else self._no_call()
+            rest = rest[1:].lstrip()
+        if not rest.startswith("{"):
+            return self._no_call() if rest else None
+        head = _HEAD.match(rest)
+        if head and rest[head.end()] == "{":
+            self._listed, self._object = True, JsonEnd(inside=1)
+            return self._begin(json.loads(head[1], strict=False), rest[head.end() :])
+        end = JsonEnd().feed(rest)
+        if end is None:
+            return None
+        found = _call_of(rest[:end])
+        if found is None:
+            return self._no_call()
+        self._listed, self._object = True, None
+        return self._whole(found.name, found.arguments, rest[end:])
+
+    def _no_call(self) -> list[ToolEvent]:
+        """What a mark of Mistral's stands before is none, and text like the mark."""
+        found: list[ToolEvent] = [] if self._listed else [Text(CALLS)]
+        self._listed, self._state = False, "text"
+        return found
+
+    def _behind_mistral(self) -> list[ToolEvent] | None:
+        """Behind a call of Mistral's: the rest of its object, and of its list."""
+        if self._object is not None:
+            end = self._object.feed(self._held)
+            self._held = "" if end is None else self._held[end:]
+            if end is None:
+                return None
+            self._object = None
+        self._held = rest = self._held.lstrip()
+        if not rest:
+            return None
+        if self._listed and rest[0] in ",]":
+            self._held = rest[1:]
+            if rest[0] == ",":
+                self._state = "call"
+            else:
+                self._listed = False
+        else:
+            self._listed, self._state = False, "text"
+        return []
+
     def _behind(self, last: bool) -> list[ToolEvent] | None:
         """Between calls: what closes the last one is dropped."""
+        if self._style in MISTRAL:
+            return self._behind_mistral()
         rest = self._held.lstrip()
         if rest.startswith("}"):
             rest = rest[1:].lstrip()

@@ -6,22 +6,24 @@ conversation as text, in the words that models of its family were trained on or 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hornito.errors import UsageError
-from hornito.text.tool_calls import CLOSE, FENCE, FENCE_END, OPEN
+from hornito.text.tool_calls import ARGS, CALLS, CLOSE, FENCE, FENCE_END, MISTRAL, OPEN
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
-STYLES = ("hermes", "llama", "gemma")
+STYLES = ("hermes", "llama", "gemma", *MISTRAL)
 CHOICES = ("auto", "none", "required")
 
 _TOOLS_VARIABLE = re.compile(r"\{[%{][^}]*\btools\b")
 _FUNCTION = {"name", "description", "parameters", "strict"}
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 _HERMES = """\
@@ -59,6 +61,8 @@ def tool_style(template: str) -> str:
     """The style in which a model calls functions, by its chat template."""
     if OPEN in template:
         return "hermes"
+    if CALLS in template and knows_tools(template):
+        return "mistral-args" if ARGS in template else "mistral"
     if "<|python_tag|>" in template or ("<|start_header_id|>" in template and "tools" in template):
         return "llama"
     return "gemma" if "<start_of_turn>" in template else "hermes"
@@ -139,16 +143,19 @@ def conversation_for(
     """The messages as a template takes them, with the functions in them where it takes none.
 
     Arguments of earlier calls, which OpenAI's API has as JSON text, become objects; results of
-    functions get the name of their function. Messages without any of that stay as they are.
+    functions get the name of their function; ids of calls become nine letters and digits where
+    Mistral's templates insist on that. Messages without any of that stay as they are.
 
     Raises:
         UsageError: the calls or results of earlier turns are damaged.
     """
     found = _with_names([_with_objects(i, message) for i, message in enumerate(messages)])
     used = any(message.get("tool_calls") or message["role"] == "tool" for message in found)
+    style = tool_style(template)
+    if style in MISTRAL:
+        return [_with_short_ids(message) for message in found]
     if knows_tools(template) or not (tools or used):
         return found
-    style = tool_style(template)
     found = [_as_text(message, style) for message in found]
     if not tools:
         return found
@@ -173,8 +180,12 @@ def write_call(style: str, name: str, arguments: Mapping[str, Any]) -> str:
     if style == "gemma":
         words = ", ".join(f"{key}={value!r}" for key, value in arguments.items())
         return f"{FENCE}\n{name}({words})\n{FENCE_END}"
+    if style == "mistral-args":
+        return f"{CALLS}{name}{ARGS}{json.dumps(arguments, ensure_ascii=False)}"
     key = "parameters" if style == "llama" else "arguments"
     text = json.dumps({"name": name, key: arguments}, ensure_ascii=False)
+    if style == "mistral":
+        return f"{CALLS} [{text}]"
     return text if style == "llama" else f"{OPEN}\n{text}\n{CLOSE}"
 
 
@@ -224,6 +235,22 @@ def _with_names(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if name is not None:
                 message["name"] = name
     return messages
+
+
+def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with ids of calls as Mistral's templates take them."""
+    out = dict(message)
+    if "tool_calls" in out:
+        out["tool_calls"] = [{**call, "id": _short(call.get("id"))} for call in out["tool_calls"]]
+    if "tool_call_id" in out:
+        out["tool_call_id"] = _short(out["tool_call_id"])
+    return out
+
+
+def _short(call_id: object) -> str:
+    """Nine letters and digits, the same for the same id."""
+    text = str(call_id)
+    return text if _SHORT_ID.fullmatch(text) else hashlib.sha256(text.encode()).hexdigest()[:9]
 
 
 def _as_text(message: dict[str, Any], style: str) -> dict[str, Any]:
