@@ -7,7 +7,7 @@ if len(sys.argv) != 3:
     print("usage,", __doc__, file=sys.stderr)
     sys.exit(2)
 
-from openai import OpenAI
+from openai import OpenAI, OpenAIError
 
 SCHEMA = {
     "type": "object",
@@ -21,15 +21,18 @@ SCHEMA = {
 }
 
 url, question = sys.argv[1:]  # http://127.0.0.1:8000/v1
-client = OpenAI(base_url=url, api_key="none")
-answer = client.chat.completions.create(
-    model=client.models.list().data[0].id,
-    messages=[{"role": "user", "content": f"Describe the event as JSON: {question}"}],
-    response_format={
-        "type": "json_schema",
-        "json_schema": {"name": "event", "schema": SCHEMA, "strict": True},
-    },
-    max_tokens=200,
-)
-event = json.loads(answer.choices[0].message.content)
-print(f"{event['title']!r}, a {event['kind']} of {event['year']}")
+try:
+    client = OpenAI(base_url=url, api_key="none")
+    answer = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[{"role": "user", "content": f"Describe the event as JSON: {question}"}],
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "event", "schema": SCHEMA, "strict": True},
+        },
+        max_tokens=200,
+    )
+    event = json.loads(answer.choices[0].message.content)
+    print(f"{event['title']!r}, a {event['kind']} of {event['year']}")
+except OpenAIError as error:
+    sys.exit(f"{sys.argv[0]}: {url}: {error}")

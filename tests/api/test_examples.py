@@ -71,6 +71,40 @@ def test_missing_arguments_show_the_usage(path: Path, arguments: list[str]) -> N
     assert f"python examples/{path.name}" in done.stderr and "Traceback" not in done.stderr
 
 
+WRONG = {
+    "MODEL": "none.gguf",
+    "URL": "http://127.0.0.1:9/v1",  # the port that discards, where nothing listens
+    "model.onnx": "none.onnx",
+    "tokenizer.json": "none.json",
+    "1,2,3": "1,two",
+}
+"""Arguments of examples, and what is given instead."""
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem
+)
+def test_wrong_arguments_are_told_in_a_line(path: Path, tmp_path: Path) -> None:
+    if path.stem.startswith("openai_"):
+        pytest.importorskip("openai")
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    assert text is not None
+    line = next(line for line in text.splitlines() if "python examples/" in line)
+    words = shlex.split(line[line.index("python ") :])[2:]
+    arguments = [WRONG.get(word, word) for word in words]
+    assert arguments != words
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 1 and done.stdout == ""
+    (said,) = done.stderr.splitlines()
+    assert path.name in said and len(said) > len(str(path)) + 10
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_tiny(path: Path, text_model: Path) -> None:
