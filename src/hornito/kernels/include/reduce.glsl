@@ -3,6 +3,8 @@
 #ifndef HORNITO_REDUCE
 #define HORNITO_REDUCE
 
+#extension GL_EXT_control_flow_attributes : require
+
 const float LOWEST = -3.4e38;
 const uint NO_ID = 0xffffffffu;
 
@@ -14,7 +16,7 @@ void reduce_best(uint t, inout float value, inout uint id) {
   barrier();
   reduce_value[t] = value;
   reduce_id[t] = id;
-  for (uint w = 64u; w > 0u; w >>= 1) {
+  [[dont_unroll]] for (uint w = 64u; w > 0u; w >>= 1) {
     barrier();
     if (t < w) {
       float other = reduce_value[t + w];
@@ -33,7 +35,7 @@ void reduce_best(uint t, inout float value, inout uint id) {
 float reduce_sum(uint t, float value) {
   barrier();
   reduce_value[t] = value;
-  for (uint w = 64u; w > 0u; w >>= 1) {
+  [[dont_unroll]] for (uint w = 64u; w > 0u; w >>= 1) {
     barrier();
     if (t < w) reduce_value[t] += reduce_value[t + w];
   }

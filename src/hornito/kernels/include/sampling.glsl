@@ -7,6 +7,8 @@
 #ifndef HORNITO_SAMPLING
 #define HORNITO_SAMPLING
 
+#extension GL_EXT_control_flow_attributes : require
+
 #include "wide.glsl"
 
 const uint SAMPLE_GREEDY = 1u;     // the largest adjusted logit
@@ -99,7 +101,7 @@ shared uvec2 scan_sum[128];
 uvec2 scan64(uint t, uvec2 v) {
   barrier();
   scan_sum[t] = v;
-  for (uint w = 1u; w < 128u; w <<= 1) {
+  [[dont_unroll]] for (uint w = 1u; w < 128u; w <<= 1) {
     barrier();
     uvec2 before = t >= w ? scan_sum[t - w] : uvec2(0u);
     barrier();

@@ -80,7 +80,7 @@ uint list_id(uint s, uint run, uint i) { return load_word(p.list, (s * p.runs + 
 // weight.
 void end_filter(uint t, uint s, bool by_weight, uvec2 wanted, float largest, float scale) {
   uint order = 0u, mask = 0u;
-  for (uint shift = 24u;; shift -= 8u) {
+  [[dont_unroll]] for (uint shift = 24u;; shift -= 8u) {
     barrier();
     for (uint d = t; d < 256u; d += 128u) {
       ids_in[d] = 0u;
@@ -176,16 +176,11 @@ uvec2 run_weight(uint s, uint run, float largest, Sampling q) {
   return sum;
 }
 
-void run_filters(uint t, uint s, float largest, Sampling q) {
-  end_order = 0u;
-  end_id = NO_ID;
+// The weight that top-p wants of what top-k, if it `cut`, left.
+uvec2 wanted_weight(uint t, uint s, bool cut, float largest, Sampling q) {
   uint at = cut_at(s);
-  if (load_word(p.cut, at) == BINS) return;
-  uint wanted = load_word(p.cut, at + 2u);
-  if (wanted > 0u) end_filter(t, s, false, uvec2(wanted, 0u), largest, q.scale);
-  if ((q.flags & SAMPLE_TOP_P) == 0u) return;
   uvec2 all = uvec2(load_word(p.cut, at + 6u), load_word(p.cut, at + 7u));
-  if (wanted > 0u) {
+  if (cut) {
     uvec2 own = uvec2(0u);
     for (uint run = first_run(t); run < first_run(t + 1u); ++run) {
       uint n = list_length(s, run);
@@ -199,8 +194,22 @@ void run_filters(uint t, uint s, float largest, Sampling q) {
   }
   uvec2 target = scale32(all, q.top_p);
   if (target == uvec2(0u)) target = uvec2(1u, 0u);
-  target = sub64(target, uvec2(load_word(p.cut, at + 4u), load_word(p.cut, at + 5u)));
-  end_filter(t, s, true, target, largest, q.scale);
+  return sub64(target, uvec2(load_word(p.cut, at + 4u), load_word(p.cut, at + 5u)));
+}
+
+void run_filters(uint t, uint s, float largest, Sampling q) {
+  end_order = 0u;
+  end_id = NO_ID;
+  uint at = cut_at(s);
+  if (load_word(p.cut, at) == BINS) return;
+  uvec2 wanted = uvec2(load_word(p.cut, at + 2u), 0u);
+  bool top_k = wanted.x > 0u;
+  bool top_p = (q.flags & SAMPLE_TOP_P) != 0u;
+  // One piece of code for both: drivers that compile with LLVM take seconds for each barrier twice.
+  [[dont_unroll]] for (uint pass = top_k ? 0u : 1u; pass < (top_p ? 2u : 1u); ++pass) {
+    if (pass == 1u) wanted = wanted_weight(t, s, top_k, largest, q);
+    end_filter(t, s, pass == 1u, wanted, largest, q.scale);
+  }
 }
 
 // The id at a random place of the cumulative weight.
