@@ -97,7 +97,7 @@ void main() {
       score[h * 64u + t] = seen ? v : MASKED;
       reduce[h * 64u + t] = score[h * 64u + t];
     }
-    for (uint w = 32u; w > 0u; w >>= 1) {
+    [[dont_unroll]] for (uint w = 32u; w > 0u; w >>= 1) {
       barrier();
       if (t < w) {
         for (uint h = 0u; h < HEADS; ++h) {

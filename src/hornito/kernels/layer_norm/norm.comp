@@ -8,6 +8,7 @@
 // Specialisation: 0 SELECT.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "memory.glsl"
 
 layout(local_size_x = 128) in;
@@ -32,7 +33,7 @@ float sum_of_all(float value) {
   uint t = gl_LocalInvocationID.x;
   barrier();
   partial[t] = value;
-  for (uint half_width = 64u; half_width > 0u; half_width >>= 1) {
+  [[dont_unroll]] for (uint half_width = 64u; half_width > 0u; half_width >>= 1) {
     barrier();
     if (t < half_width) partial[t] += partial[t + half_width];
   }

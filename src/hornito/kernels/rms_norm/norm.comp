@@ -11,6 +11,7 @@
 // multiple of four).
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "rows.glsl"
 #include "squares.glsl"
 
@@ -43,7 +44,7 @@ void main() {
   uint out_base = (s * heads + gl_WorkGroupID.y) * p.width;
   bool wide = p.width % 4u == 0u;
   partial[t] = squares(p.x, base, p.width, t);
-  for (uint half_width = 64u; half_width > 0u; half_width >>= 1) {
+  [[dont_unroll]] for (uint half_width = 64u; half_width > 0u; half_width >>= 1) {
     barrier();
     if (t < half_width) partial[t] += partial[t + half_width];
   }

@@ -13,6 +13,7 @@
 // kv_heads, D, R/2, scale of sine and cosine, eps.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "kv.glsl"
 #include "rope.glsl"
 #include "squares.glsl"
@@ -53,7 +54,7 @@ void main() {
   float factor = 1.0;
   if (!is_value) {
     partial[t] = squares(p.qkv, from, p.head_dim, t);
-    for (uint half_width = 64u; half_width > 0u; half_width >>= 1) {
+    [[dont_unroll]] for (uint half_width = 64u; half_width > 0u; half_width >>= 1) {
       barrier();
       if (t < half_width) partial[t] += partial[t + half_width];
     }

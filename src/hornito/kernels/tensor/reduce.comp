@@ -6,6 +6,7 @@
 // 3 the type that sums wrap to.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "tensor.glsl"
 
 layout(local_size_x = 64) in;
@@ -92,7 +93,7 @@ void find_best(uint base, uint t) {
   }
   part[t] = word;
   index_of[t] = at;
-  for (uint half_size = 32u; half_size > 0u; half_size >>= 1) {
+  [[dont_unroll]] for (uint half_size = 32u; half_size > 0u; half_size >>= 1) {
     barrier();
     if (t < half_size) {
       uint o = t + half_size;
@@ -125,7 +126,7 @@ void main() {
   uint sum = OP == PROD ? one : 0u;
   for (uint i = t; i < p.p0; i += 64u) sum = joined(sum, prepared(load_word(p.a, base + i), top));
   part[t] = sum;
-  for (uint half_size = 32u; half_size > 0u; half_size >>= 1) {
+  [[dont_unroll]] for (uint half_size = 32u; half_size > 0u; half_size >>= 1) {
     barrier();
     if (t < half_size) part[t] = joined(part[t], part[t + half_size]);
   }

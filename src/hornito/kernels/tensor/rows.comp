@@ -4,6 +4,7 @@
 // Push: a, result; count of rows; p0 width; x epsilon of the norms. Constant 0: the operator.
 #version 450
 #extension GL_GOOGLE_include_directive : require
+#extension GL_EXT_control_flow_attributes : require
 #include "tensor.glsl"
 
 layout(local_size_x = 64) in;
@@ -23,7 +24,7 @@ float value(uint i) { return uintBitsToFloat(load_word(p.a, i)); }
 float row_sum(uint t, float v) {
   barrier();
   part[t] = v;
-  for (uint half_size = 32u; half_size > 0u; half_size >>= 1) {
+  [[dont_unroll]] for (uint half_size = 32u; half_size > 0u; half_size >>= 1) {
     barrier();
     if (t < half_size) part[t] += part[t + half_size];
   }
@@ -44,7 +45,7 @@ float row_max(uint t, uint base) {
   }
   part[t] = best;
   index_of[t] = at;
-  for (uint half_size = 32u; half_size > 0u; half_size >>= 1) {
+  [[dont_unroll]] for (uint half_size = 32u; half_size > 0u; half_size >>= 1) {
     barrier();
     if (t < half_size) {
       uint o = t + half_size;
