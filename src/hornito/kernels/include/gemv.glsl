@@ -59,6 +59,15 @@ void add_outliers(Floats x, Floats norm, uint k, uint r, uint to) {
 }
 #endif
 
+// Adds to a thread's sum at `at` those of `parts` - 1 others, `step` apart.
+void join_parts(uint at, uint step, uint parts) {
+  float all = tree[at];
+  [[unroll]] for (uint i = 1u; i < 4u; ++i) {
+    if (i < parts) all += tree[at + i * step];
+  }
+  tree[at] = all;
+}
+
 // Joins the threads' sums of row r of x. Every thread of the workgroup must call it; the sums are then
 // at tree[o * 128 + first thread of the lanes].
 void join_row(uint r) {
@@ -66,11 +75,13 @@ void join_row(uint r) {
   barrier();
   [[unroll]] for (uint o = 0u; o < OUTS; ++o) tree[o * 128u + t] = sum[r * OUTS + o];
   if (JOINS_SQUARES) tree[SQUARES + t] = square[r];
-  for (uint w = LANES / 2u; w > 0u; w >>= 1) {
+  for (uint w = LANES; w > 1u;) {
+    uint parts = min(w, 4u);
+    w /= parts;
     barrier();
     if (t % LANES < w) {
-      [[unroll]] for (uint o = 0u; o < OUTS; ++o) tree[o * 128u + t] += tree[o * 128u + t + w];
-      if (JOINS_SQUARES) tree[SQUARES + t] += tree[SQUARES + t + w];
+      [[unroll]] for (uint o = 0u; o < OUTS; ++o) join_parts(o * 128u + t, w, parts);
+      if (JOINS_SQUARES) join_parts(SQUARES + t, w, parts);
     }
   }
   barrier();

@@ -71,9 +71,11 @@ void stage_digits(Floats x, Floats norm, uint c0, uint count) {
   }
   if (NORM == 1u) {
     tree[SQUARES + t] = square[0];
-    for (uint w = 64u; w > 0u; w >>= 1) {
+    for (uint w = 128u; w > 1u;) {
+      uint parts = min(w, 4u);
+      w /= parts;
       barrier();
-      if (t < w) tree[SQUARES + t] += tree[SQUARES + t + w];
+      if (t < w) join_parts(SQUARES + t, w, parts);
     }
   }
   barrier();

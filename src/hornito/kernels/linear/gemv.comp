@@ -59,7 +59,7 @@ shared uint arrived;
 
 // Of the parts of K, the one that comes last adds them all in their order: who that is does not change a
 // bit. Every thread of the workgroup must call it.
-void join_parts(uint tile) {
+void join_splits(uint tile) {
   memoryBarrierBuffer();
   barrier();
   if (gl_LocalInvocationID.x == 0u) arrived = add_word(p.counters, tile, 1u);
@@ -100,7 +100,7 @@ void tile_end(uint tile, uint r) {
 #endif
   }
 #ifdef DIGITS
-  if (SPLITS > 1u) join_parts(tile);
+  if (SPLITS > 1u) join_splits(tile);
 #endif
 }
 
