@@ -16,7 +16,7 @@ from hornito.runtime.settle import KernelPolicy
 from hornito.vk.device import Device, open_device
 from hornito.vk.quirks import FEATURES
 
-PRECISIONS = ("high", "normal")
+PRECISIONS = ("high", "normal", "low")
 KV_TYPES = ("fp32", "fp16")
 TUNE = ("off", "fast", "full")
 
@@ -48,7 +48,8 @@ def load(
             into the cache; or the name of a cached model (`hornito list`).
         device: index, part of the name, vendor, `pci:...`, UUID or `software`; the best by default.
         context: positions per session; by default the model's, shortened to what fits.
-        precision: `high` keeps everything in fp32; `normal` may use fp16 operands in products.
+        precision: `high` keeps everything in fp32; `normal` may use fp16 operands in products;
+            `low` also stores values in fp16 between ops.
         kv: KV cache type, `fp32` or `fp16`; by default fp32 with `high`, else fp16.
         weights: how matrices are stored when `model` is a source, as `compile_source` takes it.
         slots: sessions that may be open at once.

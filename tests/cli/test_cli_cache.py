@@ -102,9 +102,10 @@ def test_prefixes_of_text_and_ids(desk: Path, capsys: Capture) -> None:
     # A template can't go on from plain text, and another setting is no use.
     fails(capsys, "was made from plain text: give --raw", *run, "hello", "--prefix", text)
     fails(capsys, "was made from plain text", "chat", model, *LOAD, "--prefix", text)
-    other = ["--context", "256", "--weights", "fp32", "--precision", "normal"]
-    words = ["run", model, "--ids", "8", *other, "--prefix", ids]
-    fails(capsys, "made with precision = 'high'; this session has 'normal'", *words)
+    for precision in ("normal", "low"):
+        other = ["--context", "256", "--weights", "fp32", "--precision", precision]
+        words = ["run", model, "--ids", "8", *other, "--prefix", ids]
+        fails(capsys, f"made with precision = 'high'; this session has '{precision}'", *words)
     fails(capsys, "no such snapshot file", *run, "--ids", "8", "--prefix", desk / "none")
     # One that is none keeps the others from being deleted.
     fails(capsys, "is a text file, not a prefix snapshot", "cache", "rm", text, desk / "text.txt")

@@ -167,7 +167,7 @@ def test_errors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ([package, "--text", text, *window, "--weights", "int4"], "holds int8 weights"),
         ([package, other, "--text", text, *window], "name one reference with --ref"),
         ([package, "--ref", other, "--text", text, *window], "its tokenizer is another"),
-        ([package, "--text", text, "--precision", "low"], "'low' is none of high, normal"),
+        ([package, "--text", text, "--precision", "lo"], "'lo' is none of high, normal, low"),
     ):
         assert main(["eval", "quality", *arguments]) == 2, arguments
         assert words in capsys.readouterr().err

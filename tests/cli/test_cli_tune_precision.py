@@ -1,4 +1,4 @@
-"""`hornito tune --precision`: both tiers are measured, one is recommended, none is switched."""
+"""`hornito tune --precision`: all tiers are measured, one is recommended, none is switched."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from text_model import write_text_model
 CLOSE = Quality(10.0, 10.0, 1e-5, 1e-4, 1e-3, 0.999)
 HIGH = Tier("high", "fp32", 100.0, 50.0, None)
 NORMAL = Tier("normal", "fp16", 300.0, 50.0, CLOSE)
+LOW = Tier("low", "fp16", 300.0, 50.0, CLOSE)
 
 
 @pytest.mark.gpu
-def test_both_tiers_are_measured(
+def test_all_tiers_are_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HORNITO_CACHE", str(tmp_path / "cache"))
@@ -34,22 +35,23 @@ def test_both_tiers_are_measured(
     assert [(t["precision"], t["kv"]) for t in found["tiers"]] == [
         ("high", "fp32"),
         ("normal", "fp16"),
+        ("low", "fp16"),
     ]
     assert all(tier["prompt"] > 0 and tier["decode"] > 0 for tier in found["tiers"])
     assert found["tiers"][0]["quality"] is None
-    assert 0 < found["tiers"][1]["quality"]["kl_mean"] < 0.1
+    assert all(0 < tier["quality"]["kl_mean"] < 0.1 for tier in found["tiers"][1:])
     assert found["weights"] == "int8" and found["tokens"] == 30
-    assert found["recommended"] in ("high", "normal") and found["reason"]
+    assert found["recommended"] in ("high", "normal", "low") and found["reason"]
     (tmp_path / "t.txt").write_text("one two three " * 40)
     assert main(["tune", str(model), "--precision", "--text", str(tmp_path / "t.txt")]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("recommended: --precision ")
-    assert sum(line.startswith(("| high |", "| normal |")) for line in lines) == 2
+    assert sum(line.startswith(("| high |", "| normal |", "| low |")) for line in lines) == 3
 
 
-def test_there_is_no_low_precision(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "m.vxm", "x", "--precision", "low"]) == 2
-    assert "'low' is none of high, normal" in capsys.readouterr().err
+def test_arguments_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "m.vxm", "x", "--precision", "lowest"]) == 2
+    assert "'lowest' is none of high, normal, low" in capsys.readouterr().err
     assert main(["tune", "m.vxm", "--precision", "--fast"]) == 2
     assert "--fast is about kernels" in capsys.readouterr().err
     assert main(["tune", "m.vxm", "--text", "t.txt"]) == 2
@@ -68,4 +70,20 @@ def test_there_is_no_low_precision(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_recommendations(normal: Tier, recommended: str, why: str) -> None:
     found, reason = recommend((HIGH, normal))
+    assert found == recommended and why in reason
+
+
+@pytest.mark.parametrize(
+    ("normal", "low", "recommended", "why"),
+    [
+        (NORMAL, replace(LOW, decode=60.0), "low", "decoding at 1.20 times the speed of normal"),
+        (NORMAL, LOW, "normal", "low is no faster: prompts at 1.00"),
+        (NORMAL, replace(LOW, prompt=200.0), "normal", "low is slower"),
+        (replace(NORMAL, decode=40.0), replace(LOW, decode=52.0), "low", "the speed of high"),
+    ],
+)
+def test_low_must_beat_what_is_recommended_without_it(
+    normal: Tier, low: Tier, recommended: str, why: str
+) -> None:
+    found, reason = recommend((HIGH, normal, low))
     assert found == recommended and why in reason

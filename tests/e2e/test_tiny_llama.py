@@ -136,6 +136,33 @@ def test_normal_precision(compiled: Compiled, name: str) -> None:
                 session.step(token)
 
 
+LOW_MARGIN = 0.1
+"""Of `low`: steps whose two best logits are closer may end otherwise, and log-probabilities may be
+so far from the reference's."""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_low_precision(compiled: Compiled, name: str) -> None:
+    """Values in fp16 as well: the tokens, by chunks and by steps, in a smaller arena."""
+    want = golden(name)
+    package = compiled(name, "hf", "fp16")
+    with hornito.load(package, context=CONTEXT) as llm:
+        arena = llm.engine.memory.activations
+    with hornito.load(package, precision="low", context=CONTEXT) as llm:
+        assert llm.precision == "low" and llm.engine.options.kv_half
+        assert llm.engine.memory.activations < arena
+        with Session(llm.engine) as session:
+            rows = session.prefill_logits(want.prompt)
+            assert differing_steps(rows, want.logits, LOW_MARGIN) == []
+            assert np.abs(log_softmax(rows) - log_softmax(want.logits)).max() < LOW_MARGIN
+            for step, token in enumerate(want.tokens):
+                assert pending(session) == token or want.margin[step] < LOW_MARGIN, step
+                session.step(token)
+        assert (
+            answer(llm.engine, want.prompt, 32).bits() == answer(llm.engine, want.prompt, 32).bits()
+        )
+
+
 def test_sources_are_compiled_into_the_cache(compiled: Compiled) -> None:
     """Loading a directory equals loading its package."""
     want = golden("llama-tiny")

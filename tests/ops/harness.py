@@ -8,6 +8,7 @@ differ from the start but what the dispatches declare to write.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -177,6 +178,7 @@ class Call:
         state: contents of the plan's other buffers, by name (`embedded`; those of `sample`).
         context: positions that the plan allows; the block table's by default.
         half_operands: whether matrix products may round their operands.
+        half_values: whether values are stored as fp16; inputs are rounded to it.
         allow_nan: whether live results may hold NaN.
         choices: what departs from the default variants.
     """
@@ -196,6 +198,7 @@ class Call:
     eos: Sequence[int] = ()
     slots: int = 1
     half_operands: bool = False
+    half_values: bool = False
     state: Mapping[str, Array] = field(default_factory=dict)
     context: int = 0
     device: str = "software"
@@ -228,7 +231,8 @@ class Call:
                 inputs[name] = np.zeros(0)
             elif name in self.inputs:
                 count = len(self.selection) if value.shape[0] == S else live
-                inputs[name] = self.inputs[name][:count].astype(np.float64)
+                stored = np.float16 if self.half_values else np.float32
+                inputs[name] = self.inputs[name][:count].astype(stored).astype(np.float64)
         rounded: dict[str, Array] = {}
         for name, array in self.weights.items():
             weight = self.graph.weights[name]
@@ -262,9 +266,10 @@ class Outcome:
         return self.image[start // 4 : (start + operand.size) // 4]
 
     def all_rows(self, name: str) -> Array:
-        """A value `[bucket rows, width]`."""
-        shape = self.low.shape(name)
-        return self.words(self.low.operand(name)).view(np.float32).reshape(shape)
+        """A value `[bucket rows, width]` as it is stored."""
+        shape, operand = self.low.shape(name), self.low.operand(name)
+        dtype = np.float16 if operand.name in self.low.halves else np.float32
+        return self.words(operand).view(dtype)[: math.prod(shape)].reshape(shape)
 
     def value(self, name: str) -> Array:
         """A value's live rows."""
@@ -310,6 +315,7 @@ def lower(call: Call, caps: Caps) -> Lowering:
         tail=call.tail,
         slots=call.slots,
         half_operands=call.half_operands,
+        half_values=call.half_values,
         choices=call.choices,
     )
     for node in call.graph:
@@ -462,10 +468,11 @@ def _contents(call: Call, low: Lowering) -> dict[str, Array]:
         assert array.shape == weight.shape or array.dtype == np.uint8
         found[name] = stored_bytes(array, weight.dtype)
     for name, array in call.inputs.items():
-        shape = low.shape(name)
-        padded_rows = np.full(shape, POISON, np.uint32).view(np.float32)
-        padded_rows[: len(array)] = array
-        found[low.operand(name).name] = padded_rows
+        operand = low.operand(name)
+        dtype = np.float16 if call.half_values else np.float32
+        padded_rows = poison(operand.size // 4).view(dtype)
+        padded_rows[: array.size] = array.reshape(-1)
+        found[operand.name] = padded_rows
     if call.kv is not None:
         slots, blocks = call.kv.table.shape
         found["tables"] = np.zeros((slots, call.table_stride or blocks, 2), np.uint32)
@@ -541,10 +548,13 @@ def _check_rows(outcome: Outcome, start: Words) -> None:
                 bad = np.isnan(outcome.all_rows(name)[active])
                 assert not bad.any(), f"{name}: {int(bad.sum())} of {bad.size} values are NaN"
             if call.padding:
-                rest, untouched = (
-                    o.all_rows(name)[live:].view(np.uint32) for o in (outcome, before)
-                )
+                rest, untouched = (bits(o.all_rows(name)[live:]) for o in (outcome, before))
                 assert np.array_equal(rest, untouched), f"{name}: rows past {live} were written"
+
+
+def bits(array: Array) -> Array:
+    """The bits of fp32 or fp16 numbers."""
+    return array.view(np.uint16 if array.dtype == np.float16 else np.uint32)
 
 
 def _active_rows(call: Call, name: str, live: int, *, selected: bool) -> npt.NDArray[np.int64]:

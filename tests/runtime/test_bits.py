@@ -91,16 +91,26 @@ def test_planned_barriers_are_fewer(engine: Engine) -> None:
     assert 0 < sum(body.barriers) < len(body.barriers)
 
 
-@pytest.mark.parametrize("name", ["llama-tiny", "llama3-tiny"])
-@pytest.mark.parametrize("disabled", [(), ("merge_qkv", "merge_gate_up", "residual_in_linear")])
+APART = ("merge_qkv", "merge_gate_up", "residual_in_linear")
+
+
+@pytest.mark.parametrize(
+    ("name", "disabled", "half_values"),
+    [
+        ("llama-tiny", (), False),
+        ("llama-tiny", APART, True),
+        ("llama3-tiny", (), True),
+        ("llama3-tiny", APART, False),
+    ],
+)
 def test_guard_bands(
-    device: Device, compiled: Compiled, name: str, disabled: tuple[str, ...]
+    device: Device, compiled: Compiled, name: str, disabled: tuple[str, ...], half_values: bool
 ) -> None:
     """Nothing is written outside the activations, and nothing that no one wrote is read."""
     package = compiled(name, "fp32", disabled)
-    with open_engine(device, package) as plain:
+    with open_engine(device, package, half_values=half_values) as plain:
         want = answer(plain, PROMPT, COUNT).bits()
-    with open_engine(device, package, guard=256, slots=2) as engine:
+    with open_engine(device, package, guard=256, slots=2, half_values=half_values) as engine:
         assert engine.check_guards() == []
         for chunk in (1, 16, 64, None):
             answer(engine, PROMPT, 3, chunk=chunk)

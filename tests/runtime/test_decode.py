@@ -284,14 +284,20 @@ def test_more_sessions_than_the_largest_bucket(device: Device, compiled: Compile
 
 
 @pytest.fixture(scope="module")
-def damaged(device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """A model whose embedding of id 7 holds a NaN."""
+def damaged_file(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose embedding of id 7 holds a NaN, and that of id 8 a number beyond fp16."""
     folder: Path = tmp_path_factory.mktemp("damaged")
     table = np.random.default_rng(1).standard_normal((300, 32)).astype(np.float32)
     write_llama(folder / "hf", vocabulary=300, tensors={"model.embed_tokens.weight": table})
     compile_source(folder / "hf", folder / "model.vxm", weights="fp32")
     spoil(folder / "model.vxm", "model.embed_tokens.weight", 7, 3, np.nan)
-    with open_engine(device, folder / "model.vxm", slots=2) as engine:
+    spoil(folder / "model.vxm", "model.embed_tokens.weight", 8, 3, 1e6)
+    return folder / "model.vxm"
+
+
+@pytest.fixture(scope="module")
+def damaged(device: Device, damaged_file: Path) -> Iterator[Engine]:
+    with open_engine(device, damaged_file, slots=2) as engine:
         yield engine
 
 
@@ -325,3 +331,19 @@ def test_a_nan_in_a_run_leaves_no_trace(damaged: Engine) -> None:
             session.prefill(good)
         tokens, _ = collect([a, b], [11, 11], ignore_eos=True, steps=2)
         assert tokens == [want, want]
+
+
+def test_values_in_fp16_saturate_and_keep_a_nan(device: Device, damaged_file: Path) -> None:
+    """At precision `low` what is beyond fp16 is its largest number, and a NaN is reported."""
+    with (
+        open_engine(device, damaged_file, half_values=True, keep_values=True) as engine,
+        Session(engine) as session,
+    ):
+        session.prefill([5, 8])
+        embedding = next(node for node in engine.graph if node.op == "embedding").outputs[0]
+        assert engine.value("chunk", 16, embedding, 2)[1, 3] == 65504.0
+        assert np.isfinite(session.logits()).all() and pending(session) < 300
+        for ids in ([7], [9, 7]):  # by a step, and by a chunk
+            session.rewind(0)
+            with pytest.raises(HornitoError, match=r"logits of row 0 are not finite"):
+                session.prefill(ids)

@@ -41,7 +41,7 @@ def by_purpose(device: Device) -> dict[str, int]:
         {"context": 1},
         {"context": 100, "slots": 3, "kv_half": True},
         {"context": 512, "slots": 4, "guard": 256, "eos_ids": (1, 2, 3)},
-        {"context": 65, "head_tile_ids": 1024, "chunk_rows": (16,)},
+        {"context": 65, "head_tile_ids": 1024, "chunk_rows": (16,), "half_values": True},
     ],
     ids=["512", "1", "slots", "guard", "tiles"],
 )

@@ -53,14 +53,15 @@ def test_every_variant_is_proved_and_the_verdict_kept(fresh: Device, compiled: C
     assert len(kept.verdicts) == len(units(engine.plan))
 
 
-@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize(("slots", "half_values"), [(1, False), (3, False), (1, True)])
 def test_the_kernels_of_gpus_prove_themselves(
-    fresh: Device, compiled: Compiled, slots: int
+    fresh: Device, compiled: Compiled, slots: int, half_values: bool
 ) -> None:
     """Those that a discrete GPU would take and that this driver can run, caches in fp16."""
     fresh.caps = replace(fresh.caps, device_kind="discrete")
     package = compiled("llama-tiny", "fp16")
     small: dict[str, Any] = {**ONE_CHUNK, "slots": slots, "kv_half": True}
+    small["half_values"] = half_values
     with open_engine(fresh, package, policy=THOROUGH, **small) as engine:
         assert {v.verdict for v in engine.trust.verdicts.values()} == {GOOD}
         stems = {v.kernel.partition(".")[0] for v in engine.trust.verdicts.values()}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornito.cli.binding import load_array, parsed_source
+from hornito.cli.model import check_tensor_precision
 from hornito.cli.output import print_json
 from hornito.errors import UsageError
 
@@ -42,6 +43,7 @@ def run_tensors(arguments: argparse.Namespace) -> int:
     from hornito.plan.pins import matching
     from hornito.vk.device import open_device
 
+    check_tensor_precision(arguments)
     used = [n for n in _OF_DECODERS if getattr(arguments, n) not in (None, False, [])]
     if used:
         flags = ", ".join(n if n == "prompt" else f"--{n.replace('_', '-')}" for n in used)

@@ -17,6 +17,7 @@ from hornito.cli.options import (
     positive_int,
     positive_number,
 )
+from hornito.errors import UsageError
 from hornito.progress import Progress
 
 if TYPE_CHECKING:
@@ -97,6 +98,15 @@ def add_fp32_tensors(parser: argparse.ArgumentParser) -> None:
         "may be repeated",
         metavar="PATTERN",
     )
+
+
+def check_tensor_precision(arguments: argparse.Namespace) -> None:
+    """Raise UsageError for `--precision low` with a model of tensors."""
+    if arguments.precision == "low":
+        raise UsageError(
+            f"{arguments.model} is a model of tensors, whose values are fp32 between ops: "
+            "--precision low is for decoders"
+        )
 
 
 def load_model(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hornito.cli.model import add_model, load_model
+from hornito.cli.model import add_model, check_tensor_precision, load_model
 from hornito.cli.options import (
     add_option,
     add_prefix,
@@ -142,6 +142,7 @@ def _encoder(arguments: argparse.Namespace, path: Path, name: str) -> Service:
     from hornito.serve.metrics import Metrics
     from hornito.vk.device import open_device
 
+    check_tensor_precision(arguments)
     tokenizer = None if arguments.tokenizer is None else Path(arguments.tokenizer)
     encoder = Encoder(path, tokenizer, lambda: open_device(arguments.device))
     lengths = ", ".join(str(bucket.shapes()["input_ids"]) for bucket in encoder.buckets)

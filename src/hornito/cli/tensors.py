@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hornito.cli.binding import add_dim, graph_specs, load_array, pair_value, parsed_source
+from hornito.cli.model import check_tensor_precision
 from hornito.cli.output import megabytes, print_json
 from hornito.cli.quantising import refuse_quantisation
 from hornito.errors import UsageError
@@ -151,6 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
     from hornito.tensor.reference import evaluate
     from hornito.vk.device import open_device
 
+    check_tensor_precision(arguments)
     if arguments.prompt is not None or arguments.prompt_file or arguments.ids:
         raise UsageError("--input and --output are for models of tensors, which take no prompt")
     if not arguments.output:

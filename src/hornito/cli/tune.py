@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--precision",
         action="store_true",
-        help="measure the precisions, high and normal, and recommend one",
+        help="measure the precisions, high, normal and low, and recommend one",
     )
     parser.add_argument(
         "--text", metavar="FILE", help="compare them on this text (default: a small one of our own)"

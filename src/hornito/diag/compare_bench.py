@@ -43,6 +43,7 @@ CPU = "cpu"
 VULKAN = "vulkan"
 KV = "keys and values in fp16"
 PRODUCTS = "products of fp16 operands"
+VALUES = "values stored as fp16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,13 +261,14 @@ class Workbench:
     @property
     def pinned(self) -> list[str]:
         """The nodes that `fp32_tensors` names, by their own name, a result's or a weight's."""
-        return pinned_nodes(self.graph, self.settings.fp32_tensors)
+        return pinned_nodes(self.graph, self.settings.fp32_tensors, self.settings.precision)
 
     @property
     def roundings(self) -> tuple[str, ...]:
-        """Where the model rounds to fp16: `KV` and `PRODUCTS`."""
+        """Where the model rounds to fp16: `KV`, `PRODUCTS` and `VALUES`."""
         kv = (KV,) if self.settings.kv_half else ()
-        return (*kv, PRODUCTS) if self.settings.precision == "normal" else kv
+        own = {"high": (), "normal": (PRODUCTS,), "low": (PRODUCTS, VALUES)}
+        return (*kv, *own[self.settings.precision])
 
     def _options(self, graph: Graph, choices: Choices, exact: Collection[str] = ()) -> PlanOptions:
         return PlanOptions(
@@ -274,6 +276,7 @@ class Workbench:
             kv_half=KV in self.roundings and KV not in exact,
             slots=self.settings.slots,
             half_operands=PRODUCTS in self.roundings and PRODUCTS not in exact,
+            half_values=VALUES in self.roundings and VALUES not in exact,
             fp32_nodes=frozenset(self.pinned),
             keep_values=True,
             choices=choices,

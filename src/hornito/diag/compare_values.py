@@ -43,7 +43,11 @@ class Tolerance:
         return Tolerance(relative, max(0.0, 1 - relative) if cosine is None else cosine)
 
 
-PRECISION_TOLERANCE = {"high": Tolerance(1e-3, 0.999), "normal": Tolerance(2e-2, 0.98)}
+PRECISION_TOLERANCE = {
+    "high": Tolerance(1e-3, 0.999),
+    "normal": Tolerance(2e-2, 0.98),
+    "low": Tolerance(5e-2, 0.95),
+}
 """Where both sides have the same weights, by the precision."""
 STORAGE_TOLERANCE = (
     (24, Tolerance(1e-3, 0.999)),

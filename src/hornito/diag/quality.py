@@ -162,7 +162,12 @@ def loaded(
     Raises:
         DeviceMemoryError: it does not fit beside what is loaded already.
     """
-    options = PlanOptions(context=window, kv_half=kv == "fp16", half_operands=precision == "normal")
+    options = PlanOptions(
+        context=window,
+        kv_half=kv == "fp16",
+        half_operands=precision != "high",
+        half_values=precision == "low",
+    )
     graph = model_graph(package)
     eos_ids = package.manifest.facts["eos_ids"]
     engine = Engine(device, package, graph, options, eos_ids, progress, precision=precision)

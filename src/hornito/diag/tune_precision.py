@@ -23,7 +23,7 @@ from hornito.vk.device import open_device
 if TYPE_CHECKING:
     from hornito.api import LLM
 
-TIERS = ("high", "normal")
+TIERS = ("high", "normal", "low")
 MARGIN = 0.03
 """A tier must be that much faster before it displaces one that is closer to the reference."""
 
@@ -93,7 +93,7 @@ def tune_precision(
         package: the model.
         model: its name in the report.
         device: as `hornito.load` takes it.
-        text: what `normal` is compared with `high` on; a text of our own by default.
+        text: what the others are compared with `high` on; a text of our own by default.
         amounts: by default chosen by the kind of device.
 
     Raises:
@@ -163,17 +163,22 @@ def _against_high(
 
 
 def recommend(tiers: Sequence[Tier]) -> tuple[str, str]:
-    """The tier to run at, and why; the first one is the reference of the others."""
-    best, why = tiers[0], "nothing else is faster"
+    """The tier to run at, and why: what came of each beside the best of those before it, which are
+    closer to the first."""
+    best, why = tiers[0], []
     for tier in tiers[1:]:
-        prompt, decode = tier.prompt / tiers[0].prompt, tier.decode / tiers[0].decode
-        speeds = f"prompts at {prompt:.2f} and decoding at {decode:.2f} times the speed of high"
+        prompt, decode = tier.prompt / best.prompt, tier.decode / best.decode
+        speeds = (
+            f"prompts at {prompt:.2f} and decoding at {decode:.2f} times the speed of "
+            f"{best.precision}"
+        )
         if tier.quality is None or not tier.quality.kl_mean <= MOST_KL:
-            why = f"{tier.precision} changes too much (mean KL above {MOST_KL})"
+            why.append(f"{tier.precision} changes too much (mean KL above {MOST_KL})")
         elif min(prompt, decode) < 1 - MARGIN:
-            why = f"{tier.precision} is slower: {speeds}"
+            why.append(f"{tier.precision} is slower: {speeds}")
         elif max(prompt, decode) < 1 + MARGIN:
-            why = f"{tier.precision} is no faster: {speeds}"
+            why.append(f"{tier.precision} is no faster: {speeds}")
         else:
-            best, why = tier, speeds
-    return best.precision, why
+            best = tier
+            why.append(f"{tier.precision} is faster: {speeds}")
+    return best.precision, "; ".join(why)

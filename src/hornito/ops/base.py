@@ -50,6 +50,9 @@ MOST_BIASES = 1024
 MOST_TOP = 20
 """Most likely tokens that a step reports."""
 
+HALF_INPUTS, HALF_RESULTS = 30, 31
+"""Specialisation of kernels/include/values.glsl: what a dispatch reads, and writes, is fp16."""
+
 ROW_LIVE = 1
 ROW_IGNORE_EOS = 2
 ROW_EMBEDDED = 4
@@ -178,8 +181,11 @@ class Lowering:
         context: positions that a slot can hold; some models choose their RoPE by it.
         slots: sequences that have token counts.
         half_operands: whether matrix products may round their operands to fp16.
+        half_values: whether values are fp16 in memory (those of a head, the logits, never are).
         tail: what the head is reduced to.
         sites: the choices among variants that were made.
+        buffers: bytes of each arena buffer.
+        halves: those of them that hold values as fp16.
     """
 
     def __init__(
@@ -198,6 +204,7 @@ class Lowering:
         context: int | None = None,
         slots: int = 1,
         half_operands: bool = False,
+        half_values: bool = False,
         prefix: str = "",
         choices: Choices | None = None,
     ) -> None:
@@ -213,12 +220,15 @@ class Lowering:
         self.context = table_blocks * BLOCK_POSITIONS if context is None else context
         self.slots = slots
         self.half_operands = half_operands
+        self.half_values = half_values
         self._weight_bytes = weight_bytes
         self._prefix = prefix
         self._choices = choices or Choices()
+        self._logits = {name for n in graph if n.op == "head" for name in n.outputs}
         self.dispatches: list[Dispatch] = []
         self.sites: list[Site] = []
         self.buffers: dict[str, int] = {}
+        self.halves: set[str] = set()
 
     @property
     def symbols(self) -> dict[str, int]:
@@ -312,12 +322,27 @@ class Lowering:
         value = self.graph.values[name]
         if value.dtype == CACHE:
             raise ValueError(f"{name} is a cache token, not data")
-        size = int(np.prod(self.shape(name), dtype=np.int64)) * 4
-        return self._buffer(name, size, self.live_word(name) == 1)
+        count = int(np.prod(self.shape(name), dtype=np.int64))
+        of_tail = self.live_word(name) == 1
+        if name in self._logits:
+            return self._buffer(name, count * 4, of_tail)
+        return self._values(name, count, of_tail)
 
     def scratch(self, node: Node, label: str, size: int) -> Operand:
         """Bytes that live only between the dispatches of one node."""
         return self._buffer(f"{node.name}:{label}", size, node.op == "head")
+
+    def scratch_values(self, node: Node, label: str, count: int) -> Operand:
+        """The same for `count` numbers that are stored as values are."""
+        return self._values(f"{node.name}:{label}", count, node.op == "head")
+
+    def _values(self, name: str, count: int, of_tail: bool) -> Operand:
+        """A buffer of `count` numbers as fp32, or as fp16 in whole words."""
+        if not self.half_values:
+            return self._buffer(name, count * 4, of_tail)
+        operand = self._buffer(name, ceil_div(count, 2) * 4, of_tail)
+        self.halves.add(operand.name)
+        return operand
 
     def _buffer(self, name: str, size: int, of_tail: bool) -> Operand:
         """An arena buffer of this bucket; those of a tail are apart from other tails'."""
@@ -325,6 +350,10 @@ class Lowering:
         if self.buffers.setdefault(full, size) != size:
             raise ValueError(f"{full}: {size} bytes, declared as {self.buffers[full]}")
         return Operand(full, 0, size)
+
+    def _half(self, operands: Sequence[Operand]) -> int:
+        """Whether there are values among them that are fp16, as a specialisation value."""
+        return int(any(operand.name in self.halves for operand in operands))
 
     def cache(self, layer: int) -> Operand:
         """The range that stands for a layer's KV cache in hazard tracking."""
@@ -339,6 +368,7 @@ class Lowering:
         Raises:
             UnsupportedError: the device admits none.
         """
+        key += ", fp16 values" if self.half_values else ""
         site = pick(key, node.name, variants, self.caps, self._choices)
         self.sites.append(site)
         return site.taken
@@ -356,7 +386,10 @@ class Lowering:
         spec: Mapping[int, int] | None = None,
         full_subgroups: bool = False,
     ) -> None:
-        """Append a dispatch; its grid is checked against the device's limits."""
+        """Append a dispatch; its grid is checked against the device's limits.
+
+        Whether it reads and writes values as fp16 is added to the specialisation.
+        """
         if len(args) != len(push.fields):
             raise ValueError(f"{kernel}: {len(args)} arguments for {len(push.fields)} fields")
         for count, limit in zip(groups, self.caps.max_workgroup_count, strict=True):
@@ -374,7 +407,7 @@ class Lowering:
                 tuple(reads),
                 tuple(writes),
                 node.name,
-                dict(spec or {}),
+                {HALF_INPUTS: self._half(reads), HALF_RESULTS: self._half(writes), **(spec or {})},
                 full_subgroups,
             )
         )

@@ -187,11 +187,12 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
     """Choose a kernel for the device and the row count, and launch it."""
     chosen = low.choose(node, args.key, linear_variants(low, args))
     spec = {**chosen.spec, **format_constants(weight_format(args.dtype))}
-    if args.norm is not None and not _takes_norm(args, chosen):
-        half = chosen.kernel.startswith("linear/coopmat.")
-        args = norm_first(node, low, args, half=half)
-        if half:
-            spec[X_HALF] = 1
+    matrices = chosen.kernel.startswith("linear/coopmat.")
+    apart = args.norm is not None and not _takes_norm(args, chosen)
+    if apart:
+        args = norm_first(node, low, args, half=matrices)
+    if matrices:
+        spec[X_HALF] = int(apart or low.half_values)
     splits = chosen.groups[2]
     if splits == 1 or takes_digits(chosen):
         _emit(node, low, args, chosen, spec)
@@ -218,8 +219,11 @@ def norm_first(node: Node, low: Lowering, args: LinearArgs, *, half: bool) -> Li
     result as x."""
     if args.norm is None:
         return args
-    normed = low.scratch(node, "normed", args.rows * args.k * (2 if half else 4))
     shape = (args.rows, args.k)
+    if half and not low.half_values:
+        normed = low.scratch(node, "normed", args.rows * args.k * 2)
+    else:
+        normed = low.scratch_values(node, "normed", args.rows * args.k)
     emit_norm(node, low, args.x, args.norm, normed, shape, args.eps, args.live_word, half=half)
     return replace(args, x=normed, norm=None)
 
@@ -292,7 +296,7 @@ def linear_variants(low: Lowering, args: LinearArgs) -> list[Variant]:
     elif args.rows <= GEMV_ROWS:
         found = gemv_variants(args, name, low.caps.max_workgroup_count[0])
     else:
-        found = matrix_variants(args, name) if low.half_operands else []
+        found = matrix_variants(args, name, low.half_values) if low.half_operands else []
         if args.rows <= BATCH_ROWS:
             few = low.caps.device_kind == "discrete" and ceil_div(args.n, 64) < FEW_GROUPS
             most = low.caps.max_workgroup_count[0]

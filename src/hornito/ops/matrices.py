@@ -31,7 +31,8 @@ MOST_OFFERED = 6
 class Tile:
     """What a workgroup computes: rows of x by weight rows, `step` of K at a time.
 
-    `step_us` is the time of one step as it was measured with x in fp16, which a norm leaves, and
+    `step_us` is the time of one step as it was measured with x in fp16, which a norm
+    leaves (and every op at precision `low`), and
     `floats_us` what x in fp32 adds; `alone` says that a compute unit holds one such workgroup at a
     time.
     """
@@ -50,7 +51,7 @@ class Tile:
         """Bytes of shared memory: two steps of both operands, rows eight halves apart."""
         return 2 * (self.rows + self.weights) * (self.step + 8) * 2
 
-    def microseconds(self, args: LinearArgs, splits: int) -> float:
+    def microseconds(self, args: LinearArgs, splits: int, half_x: bool) -> float:
         """Estimated time, launches left out."""
         across, down = self.groups(args.rows, args.products)
         waves = across * down * splits / UNITS
@@ -58,7 +59,7 @@ class Tile:
         steps = math.ceil(math.ceil(args.k / self.step) / splits)
         joined = 8 * splits * args.rows * args.products
         join = JOIN_US + joined / JOIN_BYTES_US if splits > 1 else 0.0
-        step = self.step_us + (0.0 if args.norm else self.floats_us)
+        step = self.step_us + (0.0 if half_x else self.floats_us)
         return steps * step * waves + join
 
     def groups(self, rows: int, products: int) -> tuple[int, int]:
@@ -80,11 +81,12 @@ def tile_of(kernel: str) -> Tile:
     return next(tile for tile in TILES if f".{tile.stem}_" in kernel)
 
 
-def matrix_variants(args: LinearArgs, name: str) -> list[Variant]:
+def matrix_variants(args: LinearArgs, name: str, half_values: bool) -> list[Variant]:
     """Tiles and splits, those that should be fastest first, the others to be measured."""
     if args.k % 8 or args.dtype == "fp32":
         return []
-    pairs = sorted(_pairs(args), key=lambda pair: pair[0].microseconds(args, pair[1]))
+    half_x = half_values or args.norm is not None
+    pairs = sorted(_pairs(args), key=lambda pair: pair[0].microseconds(args, pair[1], half_x))
     # The best of every tile comes before more of one: a tile may not fit the device.
     firsts = {tile.stem: (tile, splits) for tile, splits in reversed(pairs)}
     usual = [pair for pair in pairs if pair in firsts.values()]

@@ -65,7 +65,7 @@ def lower(node: Node, low: Lowering) -> None:
     args = LinearArgs(
         x=low.operand(x),
         weight=low.operand(weight),
-        result=low.scratch(node, "qkv", rows * n * 4),
+        result=low.scratch_values(node, "qkv", rows * n),
         rows=rows,
         n=n,
         k=k,

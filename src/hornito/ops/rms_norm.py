@@ -15,7 +15,7 @@ import numpy as np
 from hornito.errors import FormatError
 from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
-from hornito.ops.base import Array, Lowering, Operand, Push, present
+from hornito.ops.base import HALF_RESULTS, Array, Lowering, Operand, Push, present
 
 PUSH = Push(
     "x:u64 weight:u64 selection:u64 residual:u64 result:u64 call:u64 live_word:u32 width:u32 "
@@ -97,7 +97,7 @@ def emit_norm(
     residual: Operand | None = None,
     half: bool = False,
 ) -> None:
-    """Launch the norm of rows of `shape`; with `half` the result is fp16."""
+    """Launch the norm of rows of `shape`; with `half` the result is fp16 whatever values are."""
     rows, width = shape
     selection = low.selection if selected else low.call
     added = [residual] if residual is not None else []
@@ -119,5 +119,5 @@ def emit_norm(
         (rows, heads, 1),
         reads=(x, weight, selection, low.call, *added),
         writes=(result,),
-        spec={0: int(selected), 1: int(bool(added)), 2: int(half)},
+        spec={0: int(selected), 1: int(bool(added)), **({HALF_RESULTS: 1} if half else {})},
     )

@@ -28,15 +28,21 @@ def matching(patterns: Sequence[str], names: Iterable[str], flag: str) -> list[s
     return [n for n in names if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)]
 
 
-def pinned_nodes(graph: Graph, patterns: Sequence[str]) -> list[str]:
+def pinned_nodes(graph: Graph, patterns: Sequence[str], precision: str) -> list[str]:
     """The nodes that patterns name, by their own name, a result's or a weight's.
 
     A value or a tensor that fusion took into a node names that node: such a value never leaves the
     kernel's registers, which are fp32. A warning says which those are.
 
     Raises:
-        UsageError: a pattern matches nothing.
+        UsageError: a pattern matches nothing, or the precision is `low`: a kernel has one form of
+            storage for all values that it reads.
     """
+    if patterns and precision == "low":
+        raise UsageError(
+            "--fp32-tensors does not go with precision low, which stores every value as fp16; "
+            "take precision normal"
+        )
     names = [n for node in graph for n in (*_own(node), *_taken_in(node)) if n]
     found = set(matching(patterns, dict.fromkeys(names), "--fp32-tensors"))
     existing = {n for node in graph for n in _own(node)}

@@ -95,7 +95,7 @@ class Plan:
 
     `weight_bytes` are exact tensor sizes; `arena` places the activations of every bucket;
     `vocabulary` is the ids of the head, `width` the numbers of one embedding, `heads` the most
-    query heads of a layer.
+    query heads of a layer; `halves` are the places of the arena that hold values as fp16.
     """
 
     buckets: Mapping[tuple[str, int], BucketPlan]
@@ -107,6 +107,7 @@ class Plan:
     vocabulary: int
     width: int
     heads: int
+    halves: frozenset[str] = frozenset()
 
     def kernels(self) -> list[tuple[str, tuple[tuple[int, int], ...], int]]:
         """The distinct pipelines: kernel name, specialisation, push-constant bytes."""
@@ -141,6 +142,7 @@ class PlanOptions:
         eos_count: how many ids end an answer.
         rewind_budget: positions that sliding layers keep beyond their window.
         half_operands: matrix products may round their operands to fp16 (precision `normal`).
+        half_values: values are fp16 in memory, between ops (precision `low`).
         kv_bytes: size of the KV pools; None lets every slot fill its context.
         fp32_nodes: names of nodes whose matrix products keep fp32 operands all the same.
         keep_values: give every value memory of its own, so that all can be read after a call
@@ -158,6 +160,7 @@ class PlanOptions:
     rewind_budget: int = 64
     kv_bytes: int | None = None
     half_operands: bool = False
+    half_values: bool = False
     chunk_rows: tuple[int, ...] = CHUNK_ROWS
     fp32_nodes: frozenset[str] = frozenset()
     keep_values: bool = False
@@ -256,6 +259,12 @@ class _Planner:
             self.vocabulary,
             max((graph_width(self.graph, n) for n in self.graph if n.op == "embedding"), default=1),
             query_heads(self.graph),
+            frozenset(
+                name
+                for body, tails in lowered.values()
+                for low in (body, *tails.values())
+                for name in low.halves
+            ),
         )
 
     def _bucket_keys(self) -> list[tuple[str, int]]:
@@ -276,7 +285,7 @@ class _Planner:
         tails = {}
         for tail, selected in self._tails(kind, rows).items():
             low = self._lowering(kind, rows, selected, self._tail(tail, selected), prefix)
-            low.buffers = dict(body.buffers)
+            low.buffers, low.halves = dict(body.buffers), set(body.halves)
             for node in self.tail_nodes:
                 self._lower_node(node, low)
             tails[tail] = low
@@ -309,6 +318,7 @@ class _Planner:
             table_stride=self.table_blocks * len(self.kinds),
             context=self.options.context,
             half_operands=self.options.half_operands,
+            half_values=self.options.half_values,
             weight_bytes=self.weight_bytes,
             tail=tail,
             slots=self.options.slots,

@@ -244,7 +244,7 @@ class SelfTest:
             other = sum(bits != got[0] for bits in got)
             if other:
                 return verdict(UNSTABLE, f"{other} of {count} runs have other bits ({data})")
-            halves = [name for name in compared if name.startswith("kv:") and self._half(name)]
+            halves = [name for name in compared if self._half(name)]
             at = 0
             for name in compared:
                 size = layout.places[name][1]
@@ -260,6 +260,9 @@ class SelfTest:
         return verdict(GOOD, f"{runs} runs, difference {worst:.1e}")
 
     def _half(self, name: str) -> bool:
+        """Whether a place holds fp16 numbers."""
+        if not name.startswith("kv:"):
+            return name in self.stand.plan.halves
         layer = int(name[3:])
         return any(kind.half for kind in self.stand.plan.kinds if layer in kind.layers)
 

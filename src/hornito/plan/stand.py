@@ -37,14 +37,15 @@ Words = npt.NDArray[np.uint32]
 DATA = ("random", "edge rows", "integers", "outliers", "zeros")
 """Kinds of made-up data: the first fills every row, the second ends inside a tile."""
 
-POISON = 0x7FC0BEEF
-"""A NaN: what lies where results go."""
+POISON = 0x7FC07EEF
+"""A NaN, and two as fp16: what lies where results go."""
 
 BATCH_NANOSECONDS, BATCH_RUNS = 1_000_000, 64
 """GPU time of one submission that keeps the device busy, and the most runs in it."""
 
 _NOISE = 65521  # numbers of a block: a prime, so that rows do not repeat
 _BLOCK_BYTES = 1 << 18
+_HALVES = 3  # the first block of fp16
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,19 +210,23 @@ class Stand:
     def _block(self, name: str, data: str) -> int | None:
         """Which block of numbers a place is filled with; None for zeros."""
         if name.startswith("kv:"):
-            return 3 if self._kind_of(int(name[3:]))[1].half else 0
+            return _HALVES if self._kind_of(int(name[3:]))[1].half else 0
         if "/" not in name or data == "zeros":  # what is no value is state of the plan
             return None
-        return {"integers": 1, "outliers": 2}.get(data, 0)
+        block = {"integers": 1, "outliers": 2}.get(data, 0)
+        return block + (_HALVES if name in self.plan.halves else 0)
 
     def _noise_buffer(self) -> Buffer:
-        """Blocks of normal numbers, whole ones, some large ones, and of fp16."""
+        """Blocks of normal numbers, whole ones and some large ones, then the same as fp16."""
         if "noise" not in self._buffers:
             noise = np.random.default_rng(20250117).standard_normal(_NOISE).astype(np.float32)
             outliers = noise.copy()
             outliers[7::509] *= np.float32(5e3)
-            halves = np.resize(noise.astype(np.float16), 2 * _NOISE)
-            blocks: list[npt.NDArray[Any]] = [noise, np.rint(2 * noise), outliers, halves]
+            floats = [noise, np.rint(2 * noise), outliers]
+            blocks: list[npt.NDArray[Any]] = [
+                *floats,
+                *(np.resize(block.astype(np.float16), 2 * _NOISE) for block in floats),
+            ]
             buffer = self._hold("noise", len(blocks) * _BLOCK_BYTES)
             self.device.upload(
                 (buffer, i * _BLOCK_BYTES, block.view(np.uint32)) for i, block in enumerate(blocks)

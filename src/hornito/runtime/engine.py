@@ -20,12 +20,13 @@ import numpy.typing as npt
 from hornito.errors import DeviceLostError, DeviceMemoryError, SessionError
 from hornito.graph.graph import Graph
 from hornito.graph.shapes import S, bind
-from hornito.ops.base import Operand
+from hornito.ops.base import Operand, ceil_div
 from hornito.plan.attempts import Attempts
 from hornito.plan.plan import Plan, PlanOptions, build_plan
 from hornito.plan.recording import SEGMENT_DISPATCHES, Pipelines, record
 from hornito.plan.records import records_path
 from hornito.plan.selftest import without_waiting
+from hornito.plan.stand import POISON
 from hornito.progress import NullProgress, Progress
 from hornito.runtime.emitted import Emitted
 from hornito.runtime.guard import uninterrupted
@@ -398,9 +399,12 @@ class Engine:
         tail = "@logits" if self.graph.values[name].shape[0] == S else ""
         width = bind(self.graph.values[name].shape[-1], {})
         buffer, base = self._activations["arena"]
-        at = base + self.plan.arena.offsets[f"{kind}{rows}/{name}{tail}"]
-        data = self.device.download(buffer, at, live * width * 4)
-        return np.frombuffer(data, np.float32).reshape(live, width)
+        place = f"{kind}{rows}/{name}{tail}"
+        dtype = np.dtype(np.float16 if place in self.plan.halves else np.float32)
+        size = ceil_div(live * width * dtype.itemsize, 4) * 4
+        data = self.device.download(buffer, base + self.plan.arena.offsets[place], size)
+        found = np.frombuffer(data, dtype)[: live * width].astype(np.float32)
+        return found.reshape(live, width)
 
     def _host_words(self, name: str) -> npt.NDArray[np.uint32]:
         buffer, offset = self._readback[name]
@@ -524,7 +528,7 @@ class Engine:
     def poison_activations(self) -> None:
         """Fill the activations with NaN (tests): no call may depend on what an earlier one left."""
         buffer, offset = self._activations["arena"]
-        poison = np.full(self.plan.arena.total // 4, np.nan, np.float32)
+        poison = np.full(self.plan.arena.total // 4, POISON, np.uint32)
         self.device.upload([(buffer, offset, poison)])
 
     def check_guards(self) -> list[str]:
@@ -532,11 +536,10 @@ class Engine:
         buffer, base = self._activations["arena"]
         layout = self.plan.arena
         data = np.frombuffer(self.device.download(buffer, base, layout.total), np.uint32)
-        poison = int(np.float32(np.nan).view(np.uint32))
         hurt = []
         for name, offset in layout.offsets.items():
             start = (offset + layout.sizes[name] + 3) // 4
-            if np.any(data[start : start + layout.guard // 4] != poison):
+            if np.any(data[start : start + layout.guard // 4] != POISON):
                 hurt.append(name)
         return hurt
 

@@ -1,4 +1,4 @@
-// out = activation(x), fp32, over rows of one width. Rows past the live count are left alone.
+// out = activation(x) over rows of one width. Rows past the live count are left alone.
 //
 // Geometry: 64 threads an element each; x covers the width, y rows.
 // Push: addresses of x, out [T, I], the call header {live rows}; I.
@@ -6,7 +6,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "activation.glsl"
-#include "memory.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 64) in;
 layout(constant_id = 0) const uint ACTIVATION = 0u;
@@ -23,5 +23,5 @@ void main() {
   uint i = gl_GlobalInvocationID.x;
   if (i >= p.width || r >= load_word(p.call, 0u)) return;
   uint at = r * p.width + i;
-  store_float(p.result, at, activate(ACTIVATION, load_float(p.x, at)));
+  store_value(p.result, at, activate(ACTIVATION, load_value(p.x, at)));
 }

@@ -8,13 +8,14 @@
 // Geometry: 64 threads: thread = key while scoring, thread = dim while summing values; x = row
 // tiles, y = heads.
 // Shared: q [ROWS, D] <= 2048 floats, scores [ROWS, 64]; ROWS <= 16.
-// Push: addresses of the row records, block table, q [T, heads, D] fp32, out [T, heads, D], the call
+// Push: addresses of the row records, block table, q [T, heads, D], out [T, heads, D], the call
 // header {live rows}; table stride, layer, window (0 none), scale, softcap (0 none).
 // Specialisation: 0 ROWS, 1 D, 2 kv_heads, 3 group (heads / kv_heads).
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "attention.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 64) in;
 layout(constant_id = 0) const uint ROWS = 16u;
@@ -53,7 +54,7 @@ void main() {
   uint heads = KV_HEADS * GROUP;
   for (uint i = t; i < ROWS * D; i += 64u) {
     uint r = i / D;
-    q_tile[i] = r < rows ? load_float(p.q, ((row0 + r) * heads + head) * D + i % D) * p.scale : 0.0;
+    q_tile[i] = r < rows ? load_value(p.q, ((row0 + r) * heads + head) * D + i % D) * p.scale : 0.0;
   }
   if (t < ROWS) {
     best[t] = MASKED;
@@ -144,7 +145,7 @@ void main() {
   for (uint r = 0u; r < rows; ++r) {
     for (uint e = 0u; e < (D + 63u) / 64u; ++e) {
       uint d = e * 64u + t;
-      if (d < D) store_float(p.result, ((row0 + r) * heads + head) * D + d, value[r][e] / sum[r]);
+      if (d < D) store_value(p.result, ((row0 + r) * heads + head) * D + d, value[r][e] / sum[r]);
     }
   }
 }

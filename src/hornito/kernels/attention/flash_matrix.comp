@@ -12,7 +12,7 @@
 // Geometry: 128 threads, four subgroups of 32, 16 rows each; x = tiles of 64 rows, y = heads.
 // Requires: subgroups of 32, full; cooperative matrices 16 x 16 x 16 of fp16 with fp32 sums; keys and
 // values in fp16; D a multiple of 8, at most DIMS; shared memory as in ops/attention.py.
-// Push: addresses of the row records, block table, q [T, heads, D] fp32, out [T, heads, D], the call
+// Push: addresses of the row records, block table, q [T, heads, D], out [T, heads, D], the call
 // header {live rows}; table stride, layer, window (0 none), scale, softcap (0 none).
 // Specialisation: 1 D, 2 kv_heads, 3 group (heads / kv_heads).
 #version 450
@@ -27,6 +27,7 @@
 #define KV_F16
 #include "attention.glsl"
 #include "halves.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 128) in;
 layout(constant_id = 1) const uint D = 64u;
@@ -123,7 +124,7 @@ void main() {
       uvec4 v = uvec4(0u);
       if (r < tile_rows && d8 < D / 8u) {
         uint at = ((tile0 + r) * heads + head) * (D / 4u) + 2u * d8;
-        v = pack8(load_float4(p.q, at) * p.scale, load_float4(p.q, at + 1u) * p.scale);
+        v = pack8(load_value4(p.q, at) * p.scale, load_value4(p.q, at + 1u) * p.scale);
       }
       key_tile[i / DIMS8 * KV_PITCH + d8] = v;
     }
@@ -244,8 +245,8 @@ void main() {
       vec4 a = uintBitsToFloat(score_tile[from_tile]) / sum;
       vec4 b = uintBitsToFloat(score_tile[from_tile + 1u]) / sum;
       uint to = ((tile0 + row) * heads + head) * (D / 8u) + d8;
-      store_float4(p.result, 2u * to, a);
-      store_float4(p.result, 2u * to + 1u, b);
+      store_value4(p.result, 2u * to, a);
+      store_value4(p.result, 2u * to + 1u, b);
     }
     subgroupBarrier();
   }

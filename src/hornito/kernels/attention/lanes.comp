@@ -12,7 +12,7 @@
 // Requires: full subgroups of at least LANES, subgroup shuffle operations.
 // Shared: a result of each subgroup, HEADS * subgroups * D <= 2048 floats, and its stats; HEADS <= 8,
 // SPLITS <= 32.
-// Push: addresses of the row records, block table, q [T, heads, D] fp32, partial [T, heads, SPLITS, D],
+// Push: addresses of the row records, block table, q [T, heads, D], partial [T, heads, SPLITS, D],
 // stats [T, heads, SPLITS, 2] (max, sum), result [T, heads, D], counters [T, parts], all zero between
 // calls; table stride, layer, window (0 none), scale, softcap (0 none).
 // Specialisation: 0 HEADS a workgroup, 1 D, 2 kv_heads, 3 group (heads / kv_heads), 4 SPLITS,
@@ -23,6 +23,7 @@
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #include "attention.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint HEADS = 1u;
@@ -213,7 +214,7 @@ void join_splits(uint t, uint first, uint heads, uint splits) {
     barrier();
     if (t < D / 4u) {
       v = join_parts(0u, min(PARTS, splits), t, stats);
-      store_float4(p.result, (first + h) * (D / 4u) + t, v / stats.y);
+      store_value4(p.result, (first + h) * (D / 4u) + t, v / stats.y);
     }
   }
 }
@@ -238,8 +239,8 @@ void main() {
     if (has_dims) {
       // Heads that are not there repeat the last one, and are not stored.
       uint at = (first_out + min(h, heads - 1u)) * (D / 4u) + 2u * lane;
-      qa[h] = load_float4(p.q, at) * p.scale;
-      qb[h] = load_float4(p.q, at + 1u) * p.scale;
+      qa[h] = load_value4(p.q, at) * p.scale;
+      qb[h] = load_value4(p.q, at + 1u) * p.scale;
     }
   }
   Row row = load_row(p.rows, r);
@@ -302,7 +303,7 @@ void main() {
     vec2 stats;
     vec4 v = join_parts(h * subgroups, subgroups, d4, stats);
     if (s.count == 1u) {
-      store_float4(p.result, first_out * (D / 4u) + i, v / stats.y);
+      store_value4(p.result, first_out * (D / 4u) + i, v / stats.y);
     } else {
       uint at = (first_out + h) * SPLITS + split;
       Passed4(uvec2(p.partial)).at[at * (D / 4u) + d4] = v;

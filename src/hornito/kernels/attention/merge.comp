@@ -7,6 +7,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "attention.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 64) in;
 layout(constant_id = 0) const uint SPLITS = 1u;
@@ -40,6 +41,6 @@ void main() {
       float weight = exp(load_float(p.stats, at * 2u) - best);
       v += load_float(p.partial, at * p.head_dim + d) * weight;
     }
-    store_float(p.result, head * p.head_dim + d, v / sum);
+    store_value(p.result, head * p.head_dim + d, v / sum);
   }
 }

@@ -9,7 +9,7 @@
 // Geometry: 64 threads: thread = key while scoring, thread = dim while summing values; x = splits,
 // y = kv_heads * (group / HEADS), z = rows.
 // Shared: q [HEADS, D] <= 2048 floats, p [HEADS, 64]; HEADS <= 8, D a multiple of 4 up to 256.
-// Push: addresses of the row records, block table, q [T, heads, D] fp32, partial out
+// Push: addresses of the row records, block table, q [T, heads, D], partial out
 // [T, heads, splits, D], stats out [T, heads, splits, 2] (max, sum); table stride, layer, window
 // (0 none), scale, softcap (0 none).
 // Specialisation: 0 HEADS a workgroup, 1 D, 2 kv_heads, 3 group (heads / kv_heads), 4 SPLITS.
@@ -17,6 +17,7 @@
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
 #include "attention.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 64) in;
 layout(constant_id = 0) const uint HEADS = 1u;
@@ -55,7 +56,7 @@ void main() {
   uint kv_head = gl_WorkGroupID.y / parts;
   uint head0 = kv_head * GROUP + (gl_WorkGroupID.y % parts) * HEADS;
   uint q_base = (r * KV_HEADS * GROUP + head0) * D;
-  for (uint i = t; i < HEADS * D; i += 64u) q_tile[i] = load_float(p.q, q_base + i) * p.scale;
+  for (uint i = t; i < HEADS * D; i += 64u) q_tile[i] = load_value(p.q, q_base + i) * p.scale;
   barrier();
 
   float best[8];

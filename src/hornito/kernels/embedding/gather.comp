@@ -1,4 +1,4 @@
-// Embedding gather: out[r, :] = table[token(r), :] * scale, in fp32; a row that the host gave as an
+// Embedding gather: out[r, :] = table[token(r), :] * scale; a row that the host gave as an
 // embedding is copied as it is. Rows that are not live are left alone. Ids are integers from the row
 // record to the address.
 //
@@ -7,11 +7,12 @@
 // variant: q WEIGHT_Q
 //
 // Geometry: 64 threads a row, one workgroup a row (x).
-// Push: addresses of the row records, table [V, H], embedded rows [T, H], out [T, H] fp32; H, scale, V.
+// Push: addresses of the row records, table [V, H], embedded rows [T, H] fp32, out [T, H]; H, scale, V.
 // Specialisation (q): 7 FORMAT, 8 GROUP, 9 OUTLIERS.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "rows.glsl"
+#include "values.glsl"
 #include "weights.glsl"
 
 layout(local_size_x = 64) in;
@@ -36,8 +37,8 @@ void main() {
       vec4 a, b;
       load_weights8(m, row.token, i, a, b);
       uint at = (r * p.width) / 4u + 2u * i;
-      store_float4(p.result, at, a * p.scale);
-      store_float4(p.result, at + 1u, b * p.scale);
+      store_value4(p.result, at, a * p.scale);
+      store_value4(p.result, at + 1u, b * p.scale);
     }
 #ifdef WEIGHT_Q
     if (OUTLIERS == 0u) return;
@@ -50,7 +51,7 @@ void main() {
       for (uint e = 0u; e < 8u; ++e) {
         uint at = r * p.width + load_outlier_column(m, 8u * i + e);
         float more = e < 4u ? a[e & 3u] : b[e & 3u];
-        store_float(p.result, at, load_float(p.result, at) + more * p.scale);
+        add_to_value(p.result, at, more * p.scale);
       }
     }
 #endif
@@ -60,6 +61,6 @@ void main() {
     uint at = r * p.width + i;
     float v =
         row.embedded ? load_float(p.embedded, at) : load_weight(m, row.token, i) * p.scale;
-    store_float(p.result, at, v);
+    store_value(p.result, at, v);
   }
 }

@@ -1,4 +1,4 @@
-// out = activation(gate) * up, fp32, over rows of one width. Rows past the live count are left alone.
+// out = activation(gate) * up over rows of one width. Rows past the live count are left alone.
 //
 // Geometry: 64 threads an element each; x covers the width, y rows.
 // Push: addresses of gate, up, out [T, I], the call header {live rows}; I.
@@ -6,7 +6,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "activation.glsl"
-#include "memory.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 64) in;
 layout(constant_id = 0) const uint ACTIVATION = 0u;
@@ -24,5 +24,5 @@ void main() {
   uint i = gl_GlobalInvocationID.x;
   if (i >= p.width || r >= load_word(p.call, 0u)) return;
   uint at = r * p.width + i;
-  store_float(p.result, at, activate(ACTIVATION, load_float(p.gate, at)) * load_float(p.up, at));
+  store_value(p.result, at, activate(ACTIVATION, load_value(p.gate, at)) * load_value(p.up, at));
 }

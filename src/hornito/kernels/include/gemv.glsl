@@ -5,6 +5,7 @@
 #ifndef HORNITO_GEMV
 #define HORNITO_GEMV
 
+#include "values.glsl"
 #include "weights.glsl"
 
 layout(constant_id = 3) const uint ROWS = 1u;
@@ -48,7 +49,7 @@ void fetch_outliers(Matrix m, uint weight[8], uint i) {
 
 // A number of row r of x, times the norm's weight.
 float x_at(Floats x, Floats norm, uint k, uint r, uint column) {
-  float v = load_float(x, r * k + column);
+  float v = load_value(x, r * k + column);
   return NORM == 1u ? v * load_float(norm, column) : v;
 }
 

@@ -32,8 +32,8 @@ const float MOST = 8355000.0;  // three digits of 127 are 8355711; the quotients
 
 // Eight columns of x from 8 * i8 on, times the norm's weight; returns the sum of their own squares.
 float load_columns(Floats x, Floats norm, uint i8, out vec4 a, out vec4 b) {
-  a = load_float4(x, 2u * i8);
-  b = load_float4(x, 2u * i8 + 1u);
+  a = load_value4(x, 2u * i8);
+  b = load_value4(x, 2u * i8 + 1u);
   if (NORM == 0u) return 0.0;
   float squares = dot(a, a) + dot(b, b);
   a *= load_float4(norm, 2u * i8);

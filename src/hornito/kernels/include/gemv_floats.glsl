@@ -115,7 +115,7 @@ void sum_chunks(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
         vec4 v[VECTORS];
         float all = 0.0;
         [[unroll]] for (uint e = 0u; e < VECTORS; ++e) {
-          v[e] = load_float4(x, (row0 + r) * (m.k / 4u) + i * VECTORS + e);
+          v[e] = load_value4(x, (row0 + r) * (m.k / 4u) + i * VECTORS + e);
           if (NORM == 1u) {
             square[r] += dot(v[e], v[e]);
             v[e] *= load_float4(norm, i * VECTORS + e);
@@ -149,7 +149,7 @@ void sum_single(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
     float w[8];
     [[unroll]] for (uint o = 0u; o < OUTS; ++o) w[o] = load_weight(m, weight[o], i);
     [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-      float v = load_float(x, (row0 + r) * m.k + i);
+      float v = load_value(x, (row0 + r) * m.k + i);
       if (NORM == 1u) {
         square[r] += v * v;
         v *= load_float(norm, i);

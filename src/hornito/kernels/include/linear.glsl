@@ -7,6 +7,7 @@
 #define HORNITO_LINEAR
 
 #include "activation.glsl"
+#include "values.glsl"
 #include "weights.glsl"
 
 layout(constant_id = 0) const uint BIAS = 0u;
@@ -55,15 +56,15 @@ void finish(uint r, uint n, float gate, float up) {
     gate += load_float(p.bias, 2u * n);
     up += load_float(p.bias, 2u * n + 1u);
   }
-  store_float(p.result, r * p.n + n, activate(ACTIVATION, gate) * up);
+  store_value(p.result, r * p.n + n, activate(ACTIVATION, gate) * up);
 }
 #else
 void finish(uint r, uint n, float v) {
   if (BIAS == 1u) v += load_float(p.bias, n);
   if (ACTIVATION != 15u) v = activate(ACTIVATION, v);
-  if (RESIDUAL == 1u) v += load_float(p.residual, r * p.n + n);
+  if (RESIDUAL == 1u) v += load_value(p.residual, r * p.n + n);
   if (SOFTCAP > 0.0) v = SOFTCAP * tanh(clamp(v / SOFTCAP, -15.0, 15.0));
-  store_float(p.result, r * p.n + n, v);
+  store_value(p.result, r * p.n + n, v);
 }
 #endif
 

@@ -16,8 +16,8 @@ void finish4(uint r, uint weight, vec4 v) {
   }
   float first = activate(ACTIVATION, v.x) * v.y;
   float second = activate(ACTIVATION, v.z) * v.w;
-  store_float(p.result, r * p.n + n, first);
-  if (n + 1u < p.n) store_float(p.result, r * p.n + n + 1u, second);
+  store_value(p.result, r * p.n + n, first);
+  if (n + 1u < p.n) store_value(p.result, r * p.n + n + 1u, second);
 }
 #else
 // Outputs n to n + 3; n is a multiple of four.
@@ -33,9 +33,9 @@ void finish4(uint r, uint n, vec4 v) {
   if (ACTIVATION != 15u) {
     for (uint i = 0u; i < 4u; ++i) v[i] = activate(ACTIVATION, v[i]);
   }
-  if (RESIDUAL == 1u) v += load_float4(p.residual, at);
+  if (RESIDUAL == 1u) v += load_value4(p.residual, at);
   if (SOFTCAP > 0.0) v = SOFTCAP * tanh(clamp(v / SOFTCAP, vec4(-15.0), vec4(15.0)));
-  store_float4(p.result, at, v);
+  store_value4(p.result, at, v);
 }
 #endif
 

@@ -58,4 +58,11 @@ uint half_bits(float v) {
 
 uint pack_halves(float a, float b) { return half_bits(a) | (half_bits(b) << 16); }
 
+// Stores half i alone; by atomics, because another thread may store the other half of the word.
+void store_half(Words p, uint i, float v) {
+  uint shift = (i & 1u) * 16u;
+  atomicAnd(p.at[i >> 1], 0xffff0000u >> shift);
+  atomicOr(p.at[i >> 1], half_bits(v) << shift);
+}
+
 #endif

@@ -71,20 +71,4 @@ uint walked(Matrix m) { return m.k; }
 uint x_column(Matrix m, uint i) { return i; }
 #endif
 
-// Eight numbers of row r of x, from x_column(8 * i8) on; x begins at row 0 and has m.k columns.
-void load_x8(Matrix m, Floats x, uint r, uint i8, out vec4 a, out vec4 b) {
-#ifdef WEIGHT_Q
-  if (OUTLIERS > 0u && i8 >= m.k / 8u) {
-    for (uint e = 0u; e < 4u; ++e) {
-      a[e] = load_float(x, r * m.k + x_column(m, 8u * i8 + e));
-      b[e] = load_float(x, r * m.k + x_column(m, 8u * i8 + 4u + e));
-    }
-    return;
-  }
-#endif
-  uint at = 2u * (r * (m.k / 8u) + i8);
-  a = load_float4(x, at);
-  b = load_float4(x, at + 1u);
-}
-
 #endif

@@ -5,11 +5,12 @@
 // variant: kv16 KV_F16
 //
 // Geometry: 64 threads, two elements of K and of V each; x covers kv_heads * D / 2, y rows.
-// Push: addresses of the row records, block table, k and v [T, kv_heads, D] fp32; table stride,
+// Push: addresses of the row records, block table, k and v [T, kv_heads, D]; table stride,
 // layer, kv_heads, D.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "kv.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 64) in;
 
@@ -36,6 +37,6 @@ void main() {
   uint key = kv_index(p.layer, 0u, head, p.kv_heads, row.position, p.head_dim) + d;
   uint value = kv_index(p.layer, 1u, head, p.kv_heads, row.position, p.head_dim) + d;
   uint at = r * width + e;
-  store_kv2(block, key, load_float(p.k, at), load_float(p.k, at + 1u));
-  store_kv2(block, value, load_float(p.v, at), load_float(p.v, at + 1u));
+  store_kv2(block, key, load_value(p.k, at), load_value(p.k, at + 1u));
+  store_kv2(block, value, load_value(p.v, at), load_value(p.v, at + 1u));
 }

@@ -1,4 +1,4 @@
-// Layer norm: out[s, i] = (x[i] - mean) * rsqrt(variance + eps) * weight[i] + bias[i], all fp32, with
+// Layer norm: out[s, i] = (x[i] - mean) * rsqrt(variance + eps) * weight[i] + bias[i], with
 // x the row s of the input or, when SELECT is 1, the row that the selection names. The variance is
 // summed from differences to the mean, which keeps its bits when the mean is large.
 //
@@ -9,7 +9,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
-#include "memory.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint SELECT = 0u;
@@ -48,16 +48,16 @@ void main() {
   uint r = SELECT == 1u ? load_word(p.selection, s) : s;
   uint base = r * p.width;
   float sum = 0.0;
-  for (uint i = t; i < p.width; i += 128u) sum += load_float(p.x, base + i);
+  for (uint i = t; i < p.width; i += 128u) sum += load_value(p.x, base + i);
   float mean = sum_of_all(sum) / float(p.width);
   sum = 0.0;
   for (uint i = t; i < p.width; i += 128u) {
-    float v = load_float(p.x, base + i) - mean;
+    float v = load_value(p.x, base + i) - mean;
     sum += v * v;
   }
   float scale = inversesqrt(sum_of_all(sum) / float(p.width) + p.eps);
   for (uint i = t; i < p.width; i += 128u) {
-    float v = (load_float(p.x, base + i) - mean) * scale;
-    store_float(p.result, s * p.width + i, v * load_float(p.weight, i) + load_float(p.bias, i));
+    float v = (load_value(p.x, base + i) - mean) * scale;
+    store_value(p.result, s * p.width + i, v * load_float(p.weight, i) + load_float(p.bias, i));
   }
 }

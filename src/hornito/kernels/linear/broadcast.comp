@@ -59,7 +59,7 @@ void main() {
   for (uint i = 0u; i < k8; ++i) {
     float x[8];
     [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-      x[r] = load_float(p.x, (row0 + r) * p.k + x_column(m, 8u * i + lane));
+      x[r] = load_value(p.x, (row0 + r) * p.k + x_column(m, 8u * i + lane));
     }
     [[unroll]] for (uint j = 0u; j < OUTPUTS; ++j) {
       uint own = weight_row(min(n0 + 8u * j, p.n - 1u));

@@ -75,7 +75,7 @@ void main() {
       uint r = min(row0 + i / STEP, live - 1u);
       uint k = k0 + i % STEP;
       x_tile[(i % STEP) * TILE_ROWS + i / STEP] =
-          k < walked(m) ? load_float(p.x, r * p.k + x_column(m, k)) : 0.0;
+          k < walked(m) ? load_value(p.x, r * p.k + x_column(m, k)) : 0.0;
     }
     for (uint i = t; i < 128u; i += 64u) {
       uint own = weight_row(min(n0 + i / 2u, p.n - 1u));

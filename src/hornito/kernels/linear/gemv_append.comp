@@ -29,6 +29,7 @@
 #include "gemv.glsl"
 #include "kv.glsl"
 #include "rope.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint BIAS = 0u;
@@ -78,10 +79,8 @@ void store_pairs(uint r, uint head, uint i, uint partner, vec2 lo, vec2 hi) {
   }
   if (head < p.heads) {
     uint to = (r * p.heads + head) * p.head_dim + i;
-    store_float(p.q, to, lo.x);
-    store_float(p.q, to + 1u, lo.y);
-    store_float(p.q, to + partner, hi.x);
-    store_float(p.q, to + partner + 1u, hi.y);
+    store_value2(p.q, to, lo);
+    store_value2(p.q, to + partner, hi);
     return;
   }
   uint side = head >= p.heads + p.kv_heads ? 1u : 0u;

@@ -51,7 +51,7 @@ Values load_values(uint at, uint lane) {
   Values v;
   float own[4];
   [[unroll]] for (uint c = 0u; c < 4u; ++c) {
-    own[c] = load_float(p.x, at + 8u * c + lane);
+    own[c] = load_value(p.x, at + 8u * c + lane);
     float x[8];
     hand_round(own[c], x);
     [[unroll]] for (uint e = 0u; e < 8u; ++e) v.x[8u * c + e] = x[e];
@@ -183,7 +183,7 @@ void main() {
   }
   for (uint i = 0u; i < OUTLIERS / 8u; ++i) {
     float x[8];
-    hand_round(load_float(p.x, r * p.k + load_outlier_column(m, 8u * i + lane)), x);
+    hand_round(load_value(p.x, r * p.k + load_outlier_column(m, 8u * i + lane)), x);
     [[unroll]] for (uint j = 0u; j < OUTPUTS; ++j) {
       uint own = weight_row(min(n0 + 8u * j, p.n - 1u));
       sum[j] = add_outliers(sum[j], m, own, i, x);

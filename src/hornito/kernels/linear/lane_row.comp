@@ -21,6 +21,22 @@ layout(local_size_x = 64) in;
 layout(constant_id = 3) const uint ROWS = 1u;
 layout(constant_id = 4) const uint WIDE = 1u;
 
+// Eight numbers of row r of x, from x_column(8 * i8) on; x begins at row 0 and has m.k columns.
+void load_x8(Matrix m, Floats x, uint r, uint i8, out vec4 a, out vec4 b) {
+#ifdef WEIGHT_Q
+  if (OUTLIERS > 0u && i8 >= m.k / 8u) {
+    for (uint e = 0u; e < 4u; ++e) {
+      a[e] = load_value(x, r * m.k + x_column(m, 8u * i8 + e));
+      b[e] = load_value(x, r * m.k + x_column(m, 8u * i8 + 4u + e));
+    }
+    return;
+  }
+#endif
+  uint at = 2u * (r * (m.k / 8u) + i8);
+  a = load_value4(x, at);
+  b = load_value4(x, at + 1u);
+}
+
 void add8(inout float sum, vec4 a, vec4 b, vec4 x, vec4 y) {
   sum = fma(a.x, x.x, sum);
   sum = fma(a.y, x.y, sum);
@@ -74,7 +90,7 @@ void main() {
       float c = load_weight(m, own + 1u, i);
 #endif
       [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
-        float x = load_float(p.x, (row0 + r) * p.k + i);
+        float x = load_value(p.x, (row0 + r) * p.k + i);
         sum[r] = fma(a, x, sum[r]);
 #ifdef GATED
         up[r] = fma(c, x, up[r]);

@@ -31,7 +31,7 @@ float join(float part) {
 }
 
 vec2 load_part(uint at) {
-  return vec2(load_float(p.x, at), WORD_WEIGHTS == 2u ? load_float(p.x, at + 1u) : 0.0);
+  return vec2(load_value(p.x, at), WORD_WEIGHTS == 2u ? load_value(p.x, at + 1u) : 0.0);
 }
 
 void add_part(inout vec2 sum, Matrix m, uint row, uint i, vec2 x) {

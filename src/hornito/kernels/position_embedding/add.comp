@@ -1,4 +1,4 @@
-// Learned positions: out[r, :] = x[r, :] + table[position(r), :], fp32. Rows that are not live are
+// Learned positions: out[r, :] = x[r, :] + table[position(r), :]. Rows that are not live are
 // left alone.
 //
 // variant: f32
@@ -9,6 +9,7 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "rows.glsl"
+#include "values.glsl"
 #include "weights.glsl"
 
 layout(local_size_x = 64) in;
@@ -27,6 +28,6 @@ void main() {
   Row row = load_row(p.rows, r);
   if (!row.live || i >= p.width) return;
   uint at = r * p.width + i;
-  float v = load_float(p.x, at) + load_weight(Matrix(p.table, 0u, p.width), row.position, i);
-  store_float(p.result, at, v);
+  float v = load_value(p.x, at) + load_weight(Matrix(p.table, 0u, p.width), row.position, i);
+  store_value(p.result, at, v);
 }

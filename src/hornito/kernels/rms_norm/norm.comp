@@ -1,4 +1,4 @@
-// RMS norm: out[s, i] = x[i] * rsqrt(mean(x^2) + eps) * weight[i] (+ residual[s, i]), all fp32, with
+// RMS norm: out[s, i] = x[i] * rsqrt(mean(x^2) + eps) * weight[i] (+ residual[s, i]), with
 // x the row s of the input or, when SELECT is 1, the row that the selection names. A row may be cut
 // into heads, each normed on its own by the same weight.
 //
@@ -7,8 +7,7 @@
 // Push: addresses of x [T, heads, H], weight [H], selection [S] (or anything), residual [S, heads, H]
 // (or anything), out [S, heads, H], the call header {live rows, live selected rows}; which of its
 // words counts out's rows; H, eps.
-// Specialisation: 0 SELECT, 1 RESIDUAL, 2 RESULT_HALF (out is fp16, rounded as half_bits does; H is a
-// multiple of four).
+// Specialisation: 0 SELECT, 1 RESIDUAL.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
@@ -18,7 +17,6 @@
 layout(local_size_x = 128) in;
 layout(constant_id = 0) const uint SELECT = 0u;
 layout(constant_id = 1) const uint RESIDUAL = 0u;
-layout(constant_id = 2) const uint RESULT_HALF = 0u;
 
 layout(push_constant) uniform Push {
   Floats x;
@@ -52,20 +50,15 @@ void main() {
   float scale = inversesqrt(partial[0] / float(p.width) + p.eps);
   if (wide) {
     for (uint i = t; i < p.width / 4u; i += 128u) {
-      vec4 v = load_float4(p.x, base / 4u + i) * scale * load_float4(p.weight, i);
-      if (RESIDUAL == 1u) v += load_float4(p.residual, out_base / 4u + i);
-      if (RESULT_HALF == 1u) {
-        uvec2 packed = uvec2(pack_halves(v.x, v.y), pack_halves(v.z, v.w));
-        store_words2(Words(uvec2(p.result)), out_base / 4u + i, packed);
-      } else {
-        store_float4(p.result, out_base / 4u + i, v);
-      }
+      vec4 v = load_value4(p.x, base / 4u + i) * scale * load_float4(p.weight, i);
+      if (RESIDUAL == 1u) v += load_value4(p.residual, out_base / 4u + i);
+      store_value4(p.result, out_base / 4u + i, v);
     }
     return;
   }
   for (uint i = t; i < p.width; i += 128u) {
-    float v = load_float(p.x, base + i) * scale * load_float(p.weight, i);
-    if (RESIDUAL == 1u) v += load_float(p.residual, out_base + i);
-    store_float(p.result, out_base + i, v);
+    float v = load_value(p.x, base + i) * scale * load_float(p.weight, i);
+    if (RESIDUAL == 1u) v += load_value(p.residual, out_base + i);
+    store_value(p.result, out_base + i, v);
   }
 }

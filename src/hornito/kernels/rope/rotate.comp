@@ -1,5 +1,5 @@
 // RoPE on halves: with a = x[i], b = x[i + R/2] and (s, c) of position * inv_freq[i], times SCALE,
-// out[i] = a * c - b * s, out[i + R/2] = b * c + a * s; dims past R pass through. All fp32.
+// out[i] = a * c - b * s, out[i + R/2] = b * c + a * s; dims past R pass through.
 //
 // Geometry: 64 threads; x covers heads * (D - R/2) items, y rows.
 // Push: addresses of the row records, x [T, heads, D], inv_freq [R/2], out; heads, D, R/2, scale.
@@ -7,6 +7,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "rope.glsl"
 #include "rows.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 64) in;
 
@@ -31,12 +32,12 @@ void main() {
   uint base = (r * p.heads + item / items) * p.head_dim;
   if (i < p.half_dim) {
     vec2 sc = sin_cos(float(row.position) * load_float(p.inv_freq, i)) * p.scale;
-    float a = load_float(p.x, base + i);
-    float b = load_float(p.x, base + i + p.half_dim);
-    store_float(p.result, base + i, a * sc.y - b * sc.x);
-    store_float(p.result, base + i + p.half_dim, b * sc.y + a * sc.x);
+    float a = load_value(p.x, base + i);
+    float b = load_value(p.x, base + i + p.half_dim);
+    store_value(p.result, base + i, a * sc.y - b * sc.x);
+    store_value(p.result, base + i + p.half_dim, b * sc.y + a * sc.x);
   } else {
     uint j = base + i + p.half_dim;
-    store_float(p.result, j, load_float(p.x, j));
+    store_value(p.result, j, load_value(p.x, j));
   }
 }

@@ -17,6 +17,7 @@
 #include "kv.glsl"
 #include "rope.glsl"
 #include "squares.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 128) in;
 
@@ -62,7 +63,7 @@ void main() {
     factor = inversesqrt(partial[0] / float(p.head_dim) + p.eps);
   }
   for (uint i = t; i < p.head_dim; i += 128u) {
-    float v = load_float(p.qkv, from + i);
+    float v = load_value(p.qkv, from + i);
     if (is_query) {
       v = v * factor * load_float(p.q_norm, i);
     } else if (!is_value) {
@@ -96,10 +97,8 @@ void main() {
       hi = hi * c + a * s;
     }
     if (is_query) {
-      store_float(p.q, to_q + i, lo.x);
-      store_float(p.q, to_q + i + 1u, lo.y);
-      store_float(p.q, to_q + j, hi.x);
-      store_float(p.q, to_q + j + 1u, hi.y);
+      store_value2(p.q, to_q + i, lo);
+      store_value2(p.q, to_q + j, hi);
     } else {
       store_kv2(block, to_kv + i, lo.x, lo.y);
       store_kv2(block, to_kv + j, hi.x, hi.y);

@@ -14,6 +14,7 @@
 #extension GL_GOOGLE_include_directive : require
 #include "kv.glsl"
 #include "rope.glsl"
+#include "values.glsl"
 
 layout(local_size_x = 64) in;
 
@@ -48,8 +49,8 @@ void main() {
   bool turn = pair < turning;
   uint i = turn ? 2u * pair : 2u * p.half_dim + 2u * (pair - turning);
   uint j = turn ? i + p.half_dim : i;
-  vec2 lo = vec2(load_float(p.qkv, from + i), load_float(p.qkv, from + i + 1u));
-  vec2 hi = vec2(load_float(p.qkv, from + j), load_float(p.qkv, from + j + 1u));
+  vec2 lo = vec2(load_value(p.qkv, from + i), load_value(p.qkv, from + i + 1u));
+  vec2 hi = vec2(load_value(p.qkv, from + j), load_value(p.qkv, from + j + 1u));
   if (turn && head < p.heads + p.kv_heads) {
     vec2 t0 = sin_cos(float(row.position) * load_float(p.inv_freq, i)) * p.scale;
     vec2 t1 = sin_cos(float(row.position) * load_float(p.inv_freq, i + 1u)) * p.scale;
@@ -61,10 +62,8 @@ void main() {
   }
   if (head < p.heads) {
     uint to = (r * p.heads + head) * p.head_dim;
-    store_float(p.q, to + i, lo.x);
-    store_float(p.q, to + i + 1u, lo.y);
-    store_float(p.q, to + j, hi.x);
-    store_float(p.q, to + j + 1u, hi.y);
+    store_value2(p.q, to + i, lo);
+    store_value2(p.q, to + j, hi);
     return;
   }
   uint kv_head = head - p.heads;
