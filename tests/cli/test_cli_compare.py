@@ -198,6 +198,8 @@ def test_tensors_that_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_tensors_take_no_prompt(bert: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(bert), "--ref", "cpu", *DIMS, "--bisect"]) == 2
     assert "it takes no --bisect" in capsys.readouterr().err
+    assert main(["compare", str(bert), "--ref", "cpu", *DIMS, "--precision", "low"]) == 2
+    assert "--precision low is for decoders" in capsys.readouterr().err
 
 
 # -- run --backend cpu --------------------------------------------------------------------------
@@ -230,6 +232,9 @@ def test_run_tensors_on_the_evaluator(
     found = np.load(out / "last_hidden_state.npy")
     np.testing.assert_allclose(found[0], bert_golden()["last_hidden_state"], atol=1e-5)
     assert "numpy" in capsys.readouterr().err
+    low = ["--output", str(out), "--precision", "low"]
+    assert main(["run", str(bert), *options, *low]) == 2
+    assert "--precision low is for decoders" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("options", [["--temp", "0.7"], ["--stop", "x"], ["--logprobs", "2"]])

@@ -172,6 +172,16 @@ def test_half_precision_is_within_its_tolerance_and_beyond_the_exact_one() -> No
 
 
 @pytest.mark.gpu
+def test_values_in_fp16_are_within_their_tolerance_and_a_rounding_of_their_own() -> None:
+    low = replace(EXACT, precision="low")
+    assert compared(settings=low).equal
+    found, blame = blamed(replace(low, relative=1e-5))
+    assert found.first is not None and found.first.value == "layer0.q_rope"
+    assert blame is not None
+    assert [str(s) for s in blame.culprits] == ["rounding: values stored as fp16"]
+
+
+@pytest.mark.gpu
 def test_a_package_says_that_its_passes_ran(compiled: Compiled) -> None:
     package = str(compiled("llama-tiny"))
     found = compared(package)

@@ -198,7 +198,10 @@ def test_an_encoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", str(save(bert_tiny(), tmp_path)), "--port", "0"]) == 2
     assert "served as a package" in capsys.readouterr().err
     write_encoder(tmp_path)
-    with started(str(tmp_path / "bert.vxm")) as (process, url, lines):
+    package = str(tmp_path / "bert.vxm")
+    assert main(["serve", package, "--port", "0", "--precision", "low"]) == 2
+    assert "--precision low is for decoders" in capsys.readouterr().err
+    with started(package) as (process, url, lines):
         answer = httpx.post(
             f"{url}/v1/embeddings", json={"model": "bert", "input": ["a cat", "a"]}, timeout=60
         )

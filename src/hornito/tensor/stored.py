@@ -17,7 +17,7 @@ import numpy as np
 
 from hornito.errors import FormatError, HornitoError, UsageError
 from hornito.graph.weights import ArrayData
-from hornito.ops.base import Dispatch, ceil_div
+from hornito.ops.base import HALF_INPUTS, HALF_RESULTS, Dispatch, ceil_div
 from hornito.ops.linear import PUSH, LinearArgs, common_constants, format_constants, push_values
 from hornito.quant.formats import Floats, WeightFormat, weight_format
 from hornito.quant.storage import pack, unpack
@@ -101,6 +101,8 @@ def lower_linear(low: TensorLowering, node: TensorNode) -> None:
                 **common_constants(args),
                 3: int(made.k % 8 == 0),
                 **format_constants(made.fmt),
+                HALF_INPUTS: 0,
+                HALF_RESULTS: 0,
             },
         )
     )
