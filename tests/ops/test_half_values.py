@@ -120,6 +120,25 @@ def test_linear(
     assert kernels[-1] == kernel
 
 
+@pytest.mark.parametrize(("n", "gated"), ((8, True), (7, True), (8, False), (7, False)))
+def test_joined_splits(bench: Bench, monkeypatch: pytest.MonkeyPatch, n: int, gated: bool) -> None:
+    """Raw sums of splits are fp32; what is made of them is a value, two or four at a time."""
+    if not bench.device.caps.has_dot_product:
+        pytest.skip(f"{bench.device.info.name} has no integer dot products")
+    monkeypatch.setattr(gemv, "PIECE", 1)
+    graph = (
+        cases.gated_linear(n, 64, "int4", bias=True)
+        if gated
+        else cases.linear(n, 64, "int4", bias=True, residual=True)
+    )
+    call = filled(graph, 1, device="dot_gpu")
+    (site,) = lower(call, bench.device.caps).sites
+    split = next(variant for variant in site.admitted if variant.groups[2] > 1)
+    call = replace(call, choices=Choices(winners={site.key: split.name}))
+    kernels = check(bench, call, call.expected()["y"])
+    assert kernels == [split.kernel, f"linear/join.{'gated' if gated else 'default'}"]
+
+
 @pytest.mark.parametrize(
     ("device", "rows", "kernel"),
     (

@@ -16,8 +16,13 @@ void finish4(uint r, uint weight, vec4 v) {
   }
   float first = activate(ACTIVATION, v.x) * v.y;
   float second = activate(ACTIVATION, v.z) * v.w;
-  store_value(p.result, r * p.n + n, first);
-  if (n + 1u < p.n) store_value(p.result, r * p.n + n + 1u, second);
+  uint at = r * p.n + n;
+  if (p.n % 2u == 0u) {
+    store_value2(p.result, at, vec2(first, second));
+  } else {
+    store_value(p.result, at, first);
+    if (n + 1u < p.n) store_value(p.result, at + 1u, second);
+  }
 }
 #else
 // Outputs n to n + 3; n is a multiple of four.
