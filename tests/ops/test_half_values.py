@@ -11,7 +11,8 @@ import pytest
 from hornito.graph.graph import FLOAT, Graph
 from hornito.ops import gemv
 from hornito.ops.base import Array, Tail
-from hornito.ops.variants import Choices
+from hornito.ops.matrices import MATRIX_NEEDS
+from hornito.ops.variants import Choices, meets
 from ops import cases
 from ops.harness import Bench, Call, assert_close, lower, rows_of
 from ops.kv_pool import KvPool, to_half
@@ -161,6 +162,27 @@ def test_attention(bench: Bench, device: str, rows: int, kernel: str) -> None:
         kind="chunk" if rows > 1 else "batch",
     )
     assert check(bench, call, call.expected(pool.state(0, start + rows))["y"])[0] == kernel
+
+
+@pytest.mark.parametrize("name", ("linear", "gated", "attention"))
+def test_cooperative_matrices(bench: Bench, name: str) -> None:
+    """x goes into the tiles as it lies in memory; odd rows of results."""
+    if not all(meets(bench.device.caps, need) for need in MATRIX_NEEDS):
+        pytest.skip(f"{bench.device.info.name} has no 16 x 16 x 16 cooperative matrices of fp16")
+    rows = 20
+    if name == "attention":
+        pool = KvPool(2, 64, half=True)
+        pool.fill(0, rows, np.random.default_rng(1))
+        call = filled(cases.attention(4, 2, 64), rows, kv=pool)
+        expected = call.expected(pool.state(0, rows))["y"]
+    else:
+        make = cases.linear if name == "linear" else cases.gated_linear
+        call = filled(make(33, 64, "fp16", bias=True), rows)
+        expected = call.expected()["y"]
+    kernels = check(
+        bench, replace(call, device="gpu", half_operands=True, kind="chunk"), expected, 2e-3
+    )
+    assert "linear/coopmat." in kernels[0] or "attention/flash_matrix." in kernels[0]
 
 
 @pytest.mark.parametrize("norms", (False, True))
