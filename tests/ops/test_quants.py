@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from blocks import HALVES
 from hornito.ops.base import Array, Tail
 from hornito.ops.gated_activation import activate
 from hornito.quant.formats import FORMATS, WeightFormat, weight_format
@@ -29,18 +30,6 @@ STORED = [f for f in FORMATS.values() if f.variant == "q"]
 BLOCKED = [f for f in STORED if f.ggml and f.quantised]
 WITH_OUTLIERS = ["int8g64o16", "int4o8", "int4mg128o24"]
 NAMES = [f.name for f in STORED] + WITH_OUTLIERS
-
-#: Where the fp16 scales and minima of a block lie.
-HALVES = {
-    "Q8_0": (0,),
-    "Q4_0": (0,),
-    "Q4_1": (0, 2),
-    "Q5_0": (0,),
-    "Q5_1": (0, 2),
-    "Q4_K": (0, 2),
-    "Q5_K": (0, 2),
-    "Q6_K": (208,),
-}
 
 
 def random_blocks(rng: np.random.Generator, ggml: str, count: int) -> Array:
