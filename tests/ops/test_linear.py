@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hornito.ops import gemv, linear
-from hornito.ops.base import Array
+from hornito.graph.graph import Node
+from hornito.ops import gated_linear, gemv, linear
+from hornito.ops.base import Array, Lowering
 from hornito.ops.gated_activation import activate
 from hornito.ops.gemv import Geometry
+from hornito.ops.linear import LinearArgs, emit_join
 from ops import cases
 from ops.harness import Bench, Call, assert_close, rows_of, stored_values
 
@@ -346,3 +348,42 @@ def test_groups_of_eight_weight_rows(bench: Bench, dtype: str, gated: bool) -> N
             outcome = bench.run(call)
         assert outcome.kernels == ["linear/gemv." + ("gated_q" if gated else "q")]
         assert_close(outcome.value("y"), expected, 2e-5 * (1 + np.abs(expected)))
+
+
+@pytest.mark.parametrize("n", (8, 7))
+@pytest.mark.parametrize("gated", (False, True))
+def test_parts_of_k_join(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, n: int, gated: bool
+) -> None:
+    """What joins the splits of cooperative matrices: x holds raw sums, some of no live row."""
+    live, bucket, splits, padded = 3, 4, 5, 16
+    products = 2 * n if gated else n
+    k = splits * padded * products // bucket
+    rng = np.random.default_rng(n)
+
+    def only_join(node: Node, low: Lowering, args: LinearArgs) -> None:
+        emit_join(node, low, args, splits, padded)
+
+    for module in (linear, gated_linear):
+        monkeypatch.setattr(module, "emit_linear", only_join)
+    sums = rng.standard_normal((splits, padded, products)).astype(np.float32)
+    bias = rng.standard_normal(products).astype(np.float32)
+    residual = rng.standard_normal((bucket, n)).astype(np.float32)
+    call = Call(
+        graph=(
+            cases.gated_linear(n, k, "fp32", bias=True)
+            if gated
+            else cases.linear(n, k, "fp32", bias=True, residual=True, activation="silu")
+        ),
+        rows=rows_of(range(live), bucket=bucket),
+        inputs={"x": sums.reshape(bucket, k)} | ({} if gated else {"r": residual}),
+        weights={"w": np.zeros((products, k), np.float32), "b": bias},
+    )
+    outcome = bench.run(call)
+    assert outcome.kernels == ["linear/join." + ("gated" if gated else "default")]
+    total = sums[:, :live].astype(np.float64).sum(0) + bias
+    if gated:
+        expected = activate("silu", total[:, 0::2]) * total[:, 1::2]
+    else:
+        expected = activate("silu", total) + residual[:live]
+    assert_close(outcome.value("y"), expected, 1e-6 * (1 + np.abs(total).max()))

@@ -106,6 +106,8 @@ def test_b7_every_width_and_output_count(bench: Bench, name: str, device: str) -
         for j, live in enumerate((1, 3, 7, 20)):
             if k > 2000 and live > 3:
                 continue
+            if device == "gpu" and live in (3, 7) and k > 256:
+                continue  # kernels for so many rows differ by few widths, and take LLVM long
             seen.update(check(bench, name, live, 24 + (3 * i + 5 * j) % 8, k, device))
     stems = {kernel.split("/")[1].split(".")[0] for kernel in seen}
     assert (

@@ -201,12 +201,17 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
     sums = low.scratch(node, "sums", splits * padded * args.products * 4)
     parts = replace(args, result=sums, bias=None, residual=None)
     _emit(node, low, parts, chosen, spec)
+    emit_join(node, low, replace(args, x=sums), splits, padded)
+
+
+def emit_join(node: Node, low: Lowering, args: LinearArgs, splits: int, padded: int) -> None:
+    """End a product whose x holds the raw sums of parts of K, `[splits, padded rows, products]`."""
     join = Variant(
         "linear/join." + ("gated" if args.gated else "default"),
         {SPLITS: splits},
         (ceil_div(args.products, JOIN_WIDTH), args.rows, 1),
     )
-    _emit(node, low, replace(args, x=sums, k=padded, weight=sums), join, join.spec)
+    _emit(node, low, replace(args, k=padded, weight=args.x), join, join.spec)
 
 
 def _takes_norm(args: LinearArgs, chosen: Variant) -> bool:

@@ -192,8 +192,9 @@ def test_a_dynamic_int8_projection(tmp_path: Path) -> None:
     d = Decoder(seed=13)
     x, h, _, k, v = d.start()
     rows = HEADS * DIM
-    codes = d.rng.integers(-127, 128, (HIDDEN, rows)).astype(np.int8)
-    scale = np.float32(0.004)
+    # Seven bits: on processors without VNNI, ONNX Runtime's sums of two products saturate at 16.
+    codes = d.rng.integers(-63, 64, (HIDDEN, rows)).astype(np.int8)
+    scale = np.float32(0.008)
     d.op("DynamicQuantizeLinear", [h], outputs=["a_q", "a_s", "a_z"])
     product = d.op("MatMulInteger", ["a_q", d.const("w", codes), "a_z", d.const("w_z", np.int8(3))])
     both = d.op("Mul", ["a_s", d.const("w_s", scale)])
