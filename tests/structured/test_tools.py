@@ -191,6 +191,15 @@ def test_a_written_call_is_read_again(style: str) -> None:
         ([BARE, {"type": "function", "function": {"name": "a b"}}], r"tools\[1\]\.function\.name"),
         ([{"type": "function", "function": {"name": "f", "parameters": 3}}], "a JSON schema"),
         ([{"type": "function", "function": {"name": "f", "parameters": []}}], "a JSON schema"),
+        *(
+            ([{"type": "function", "function": {"name": "f", "parameters": schema}}], said)
+            for schema, said in (
+                ({"properties": []}, r"parameters\.properties"),
+                ({"properties": None}, r"parameters\.properties"),
+                ({"required": True}, r"parameters\.required"),
+                ({"required": [1]}, r"parameters\.required"),
+            )
+        ),
         ([BARE, BARE], "'stop' twice"),
         ([{**BARE, "cache": 1}], "has a field 'cache'"),
         ([{"type": "function", "function": {"name": "f", "strict": 1.5}}], "strict must be"),
@@ -228,12 +237,27 @@ def test_choices() -> None:
         ([{"function": {"arguments": "{}"}}], "has no function with a name"),
         ([{"function": {"name": "now", "arguments": "{"}}], "no JSON"),
         ("now", "must be a list of calls|has no function"),
+        ([{"function": {"name": "now", "arguments": "5"}}], "must be an object, not 5"),
+        ([{"function": {"name": "now", "arguments": [1]}}], "must be an object"),
+        ([{"id": [], "function": {"name": "now", "arguments": "{}"}}], "id of .* must be text"),
     ),
 )
-def test_damaged_calls_of_earlier_turns(call: Any, said: str) -> None:
+@pytest.mark.parametrize("template", (QWEN, GEMMA, MISTRAL))
+def test_damaged_calls_of_earlier_turns(template: str, call: Any, said: str) -> None:
     messages = [{"role": "assistant", "content": "", "tool_calls": call}]
     with pytest.raises(UsageError, match=said):
-        conversation_for(QWEN, messages, [])
+        conversation_for(template, messages, [])
+
+
+def test_what_templates_without_tools_are_given_may_be_odd() -> None:
+    """Arguments of null are none; an `enum` that is no list is no reason to fail."""
+    call = {"id": "a", "function": {"name": "now", "arguments": "null"}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    assert "now()" in conversation_for(GEMMA, messages, [])[0]["content"]
+    odd = {"name": "f", "parameters": {"properties": {"x": {"enum": 5}}}}
+    assert "f(x" in describe_tools("gemma", [{"type": "function", "function": odd}])
+    with pytest.raises(UsageError, match="tool_call_id must be text"):
+        conversation_for(GEMMA, [{"role": "tool", "content": "1", "tool_call_id": []}], [])
 
 
 def walks(style: str, tools: list[Any], count: int, **more: Any) -> list[str]:

@@ -162,6 +162,28 @@ CASES: dict[str, Case] = {
         "x[TOOL_CALLS] is a mark {so} it is.",
         [],
     ),
+    **{
+        f"{style} {key} that JSON has not": (style, reply, reply, [])
+        for style, reply in (
+            ("hermes", r'<tool_call>{"name": "no\q", "arguments": {}}</tool_call>'),
+            ("hermes", r'<tool_call>{"name": "now", "arguments": "{\q}"}</tool_call>'),
+            ("llama", r'{"name": "\ud83d", "parameters": {}}'),
+            ("mistral", r'[TOOL_CALLS] [{"name": "no\u12", "arguments": {}}]'),
+        )
+        for key in (reply[reply.index("\\") :][:3],)
+    },
+    "hermes half of a surrogate pair": (
+        "hermes",
+        r'<tool_call>{"arguments": {"text": "\ud83d"}, "name": "note"}</tool_call>',
+        "",
+        [("note", {"text": "\ud83d"})],
+    ),
+    "gemma half of a surrogate pair": (
+        "gemma",
+        '```tool_code\nnote(text="\\ud83d")\n```',
+        "",
+        [("note", {"text": "\ud83d"})],
+    ),
     "gemma other code": (
         "gemma",
         "```python\nnow()\n```",
@@ -204,6 +226,8 @@ def test_replies_in_any_pieces(name: str) -> None:
         assert found_text.strip() == text.strip()
         assert [(call.name, json.loads(call.arguments)) for call in found] == calls
         assert parser.calls == parser.complete == len(calls)
+        for call in found:
+            assert (call.name + call.arguments).encode()
     whole_text, whole = parse_tool_calls(reply, style, TOOLS)
     assert whole_text.strip() == text.strip() and len(whole) == len(calls)
 

@@ -8,6 +8,17 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 
+def json_text(value: object) -> str:
+    """Arguments as JSON text; half a surrogate pair, which UTF-8 has not, stays an escape."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if encodable(text) else json.dumps(value)
+
+
+def encodable(text: str) -> bool:
+    """Whether UTF-8 can write it: it holds no half of a surrogate pair."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
 def python_calls(
     code: str, parameters: Mapping[str, Collection[str]]
 ) -> list[tuple[str, str]] | None:
@@ -66,7 +77,7 @@ def _python_call(
                 arguments.update(_literal(keyword.value))
             else:
                 arguments[keyword.arg] = _literal(keyword.value)
-        return name, json.dumps(arguments, ensure_ascii=False)
+        return name, json_text(arguments)
     except (ValueError, TypeError, RecursionError):
         return None
 

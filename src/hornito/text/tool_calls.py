@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hornito.text.python_calls import python_calls
+from hornito.text.python_calls import encodable, json_text, python_calls
 from hornito.text.stream import held_back
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -220,10 +220,16 @@ class ToolCallParser:
         if self._style in MISTRAL:
             return self._mistral_call()
         head = _HEAD.match(self._held)
-        if head and self._known(name := json.loads(head[1], strict=False)):
-            if self._held[head.end()] == '"':
-                return self._quoted_arguments(name, head.end())
-            return self._begin(name, self._held[head.end() :])
+        name = _string_of(head[1]) if head else None
+        if head and name is not None and self._known(name):
+            if self._held[head.end()] == "{":
+                return self._begin(name, self._held[head.end() :])
+            end = JsonEnd().feed(self._held[head.end() :])
+            if end is None:
+                return None
+            text = _string_of(self._held[head.end() : head.end() + end])
+            if text is not None:
+                return self._whole(name, text, self._held[head.end() + end :])
         return self._whole_call(last)
 
     def _begin(self, name: str, rest: str) -> list[ToolEvent]:
@@ -257,14 +263,6 @@ class ToolCallParser:
     def _end_call(self) -> None:
         self.complete += 1
         self._state = "behind"
-
-    def _quoted_arguments(self, name: str, at: int) -> list[ToolEvent] | None:
-        """Arguments that are a JSON text within a string."""
-        end = JsonEnd().feed(self._held[at:])
-        if end is None:
-            return None
-        text = json.loads(self._held[at : at + end], strict=False)
-        return self._whole(name, text, self._held[at + end :])
 
     def _whole_call(self, last: bool) -> list[ToolEvent] | None:
         """A call whose parts come in another order; or no call after all."""
@@ -301,9 +299,10 @@ class ToolCallParser:
         if not rest.startswith("{"):
             return self._no_call() if rest else None
         head = _HEAD.match(rest)
-        if head and rest[head.end()] == "{":
+        name = _string_of(head[1]) if head else None
+        if head and name is not None and rest[head.end()] == "{":
             self._listed, self._object = True, JsonEnd(inside=1)
-            return self._begin(json.loads(head[1], strict=False), rest[head.end() :])
+            return self._begin(name, rest[head.end() :])
         end = JsonEnd().feed(rest)
         if end is None:
             return None
@@ -400,22 +399,32 @@ def parse_tool_calls(
     return "".join(words), calls
 
 
+def _string_of(text: str) -> str | None:
+    """What a JSON string says; None when its escapes are none, or make no text."""
+    try:
+        found = str(json.loads(text, strict=False))
+    except ValueError:
+        return None
+    return found if encodable(found) else None
+
+
 def _call_of(text: str) -> ToolCall | None:
     """The call that a JSON object stands for; None when it is none."""
     try:
         found = json.loads(text, strict=False)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+    name = found.get("name") if isinstance(found, dict) else None
+    if not isinstance(name, str) or not encodable(name):
         return None
     arguments = found.get("arguments", found.get("parameters", {}))
-    if isinstance(arguments, str):
-        return ToolCall(found["name"], arguments)
+    if isinstance(arguments, str) and encodable(arguments):
+        return ToolCall(name, arguments)
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):
         return None
-    return ToolCall(found["name"], json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(name, json_text(arguments))
 
 
 def _properties(function: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -95,8 +95,7 @@ def check_tools(tools: object) -> list[dict[str, Any]]:
                 f"tools[{place}].function.name must be up to 64 letters, digits, _ and -, not "
                 f"{name!r:.80}"
             )
-        if not isinstance(function.get("parameters"), Mapping | None):
-            raise UsageError(f"tools[{place}].function.parameters must be a JSON schema")
+        _check_parameters(f"tools[{place}].function.parameters", function.get("parameters"))
         if function.get("strict") not in (None, True, False):
             raise UsageError(f"tools[{place}].function.strict must be true or false")
         unknown = sorted({*tool} - {"type", "function"}) + sorted({*function} - _FUNCTION)
@@ -110,6 +109,17 @@ def check_tools(tools: object) -> list[dict[str, Any]]:
     if len(set(names)) < len(names):
         raise UsageError(f"tools name '{next(n for n in names if names.count(n) > 1)}' twice")
     return found
+
+
+def _check_parameters(where: str, schema: object) -> None:
+    """What a function takes is a JSON schema; these of its fields are read by all styles."""
+    if not isinstance(schema, Mapping | None):
+        raise UsageError(f"{where} must be a JSON schema")
+    if not isinstance((schema or {}).get("properties", {}), Mapping):
+        raise UsageError(f"{where}.properties must be an object of JSON schemas")
+    required = (schema or {}).get("required", [])
+    if not isinstance(required, list | tuple) or not all(isinstance(r, str) for r in required):
+        raise UsageError(f"{where}.required must be a list of names")
 
 
 def check_choice(choice: object, tools: Sequence[Tool]) -> str:
@@ -199,6 +209,8 @@ def _joined(first: str, second: object) -> object:
 def _with_objects(place: int, message: Message) -> dict[str, Any]:
     """The message with the arguments of its calls as objects."""
     out = dict(message)
+    if not isinstance(out.get("tool_call_id"), str | None):
+        raise UsageError(f"messages[{place}].tool_call_id must be text")
     calls = out.get("tool_calls")
     if not calls:
         out.pop("tool_calls", None)
@@ -211,12 +223,17 @@ def _with_objects(place: int, message: Message) -> dict[str, Any]:
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise UsageError(f"{where}: {call!r:.80} has no function with a name")
+        if not isinstance(call.get("id"), str | None):
+            raise UsageError(f"{where}: the id of {call!r:.80} must be text")
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
             except (ValueError, RecursionError) as error:
                 raise UsageError(f"{where}: arguments are no JSON: {error}") from error
+            arguments = {} if arguments is None else arguments
+        if not isinstance(arguments, Mapping):
+            raise UsageError(f"{where}: arguments must be an object, not {arguments!r:.80}")
         changed.append({**call, "function": {**function, "arguments": arguments}})
     out["tool_calls"] = changed
     if out.get("content") is None:
@@ -284,7 +301,7 @@ def _python_signature(function: Mapping[str, Any]) -> str:
         kind = _PYTHON_TYPES.get(str(schema.get("type")), "object")
         words.append(f"{name}: {kind}" + ("" if name in required else " = None"))
         about = [str(schema["description"])] if schema.get("description") else []
-        if schema.get("enum"):
+        if isinstance(schema.get("enum"), list | tuple):
             about.append(f"one of {', '.join(map(repr, schema['enum']))}")
         if about:
             notes.append(f"      {name}: {'; '.join(about)}")
