@@ -19,19 +19,20 @@ if len(sys.argv) < 4:
     sys.exit(2)
 model, vocabulary, *sentences = sys.argv[1:]
 try:
-    tokenizer = Tokenizer.from_str(Path(vocabulary).read_text(encoding="utf-8"))
+    tokenizer = Tokenizer.from_file(vocabulary)
+except Exception as error:  # of no class of their own
+    sys.exit(f"{sys.argv[0]}: {vocabulary}: {error}")
+try:
     tokenizer.enable_truncation(256)
     tokenizer.enable_padding()
     encoded = tokenizer.encode_batch(sentences)
-    ids = np.array([e.ids for e in encoded])
-    mask = np.array([e.attention_mask for e in encoded])
+    ids, mask = np.array([(e.ids, e.attention_mask) for e in encoded]).swapaxes(0, 1)
     inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
     parsed = parse(Path(model))
     inputs = {name: inputs[name] for name in parsed.inputs}
     with open_device() as device, TensorModel(device, bind_to(parsed, inputs).graph) as loaded:
         hidden = loaded.run(inputs)["last_hidden_state"]
-    # The mean over real tokens, of length 1.
-    vectors = (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+    vectors = (hidden * mask[..., None]).sum(1)  # over real tokens; only the direction counts
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     for sentence, row in zip(sentences, vectors @ vectors.T, strict=True):
         print(" ".join(f"{cosine:6.3f}" for cosine in row), sentence)

@@ -105,6 +105,17 @@ def test_wrong_arguments_are_told_in_a_line(path: Path, tmp_path: Path) -> None:
     assert path.name in said and len(said) > len(str(path)) + 10
 
 
+@pytest.mark.parametrize("content", (b"", b"{}", b"\xff"))
+def test_a_file_that_is_no_tokenizer(content: bytes, tmp_path: Path) -> None:
+    """The tokenizers of its library raise errors of no class of their own."""
+    path, file = ROOT / "examples" / "embeddings.py", tmp_path / "tokenizer.json"
+    file.write_bytes(content)
+    command = [sys.executable, str(path), "model.onnx", str(file), "A cat sleeps.", "A pet naps."]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert str(file) in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_tiny(path: Path, text_model: Path) -> None:
