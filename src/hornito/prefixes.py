@@ -33,9 +33,13 @@ def prefix_of_chat(llm: LLM, messages: Sequence[Mapping[str, Any]]) -> Snapshot:
 
     Raises:
         ContextOverflowError, SessionError: as for `LLM.prefill`.
-        UsageError: there is no template, it refuses the messages, or nothing is in common.
+        UsageError: there is no template, they are no messages or it refuses them, or nothing is in
+            common.
     """
-    given = [{key: message[key] for key in ("role", "content")} for message in messages]
+    from hornito.text.template import checked_messages
+
+    checked = checked_messages(messages)
+    given = [{key: message[key] for key in ("role", "content")} for message in checked]
     first, second = (
         llm.chat_ids([*given, {"role": "user", "content": text}]) for text in ("a", "1")
     )

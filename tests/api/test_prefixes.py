@@ -7,6 +7,7 @@ import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -163,3 +164,16 @@ def test_without_prefill_memory(text_model: Path, private_cache: Path) -> None:
             with Conversation(llm, prefix=prefix, settings=settings) as chat:
                 pieces = list(chat.say("hello"))
                 assert [t for piece in pieces for t in piece.token_ids] == list(want)
+
+
+@pytest.mark.parametrize("wrong", (None, "hello", [5], [{"role": "user"}]))
+def test_a_beginning_of_what_are_no_messages(llm: LLM, wrong: Any) -> None:
+    with pytest.raises(UsageError, match="messages"):
+        llm.prefill_chat(wrong)
+
+
+def test_a_beginning_in_text_parts(llm: LLM) -> None:
+    """What the snapshot says of its messages is their text, and roles as templates call them."""
+    parts = [{"type": "text", "text": SYSTEM[0]["content"]}]
+    with llm.prefill_chat([{"role": "developer", "content": parts}]) as prefix:
+        assert list(prefix.messages) == SYSTEM

@@ -200,6 +200,7 @@ def test_a_written_call_is_read_again(style: str) -> None:
                 ({"required": [1]}, r"parameters\.required"),
             )
         ),
+        ([{"type": "function", "function": {"name": "f", "description": b""}}], "no JSON"),
         ([BARE, BARE], "'stop' twice"),
         ([{**BARE, "cache": 1}], "has a field 'cache'"),
         ([{"type": "function", "function": {"name": "f", "strict": 1.5}}], "strict must be"),

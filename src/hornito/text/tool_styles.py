@@ -104,6 +104,10 @@ def check_tools(tools: object) -> list[dict[str, Any]]:
                 f"tools[{place}] has a field '{unknown[0]}'; known are those of a function: "
                 f"{', '.join(sorted(_FUNCTION))}"
             )
+        try:
+            json.dumps(dict(function))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"tools[{place}].function is no JSON: {error}") from error
         found.append({**tool, "function": dict(function)})
     names = [tool["function"]["name"] for tool in found]
     if len(set(names)) < len(names):
