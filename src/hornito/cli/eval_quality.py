@@ -62,13 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
             verify=arguments.verify,
             note=note,
         )
+    rounded = "" if precision == "high" else f" (but for the arithmetic of --precision {precision})"
     for model in models:
         if model.same_values:
             note(
                 f"{model.model} keeps its source's weights as they are, and the reference is made "
-                "of the same: mean KL 0 and top-1 100 % are so by construction (but for the "
-                "arithmetic of --precision normal), and say nothing of what the source lost to "
-                "the model that it was made of; --ref takes that model's fp32 package"
+                f"of the same: mean KL 0 and top-1 100 % are so by construction{rounded}, and say "
+                "nothing of what the source lost to the model that it was made of; --ref takes "
+                "that model's fp32 package"
             )
     if arguments.json:
         print_json(_to_dict(text, models, device))

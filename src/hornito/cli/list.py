@@ -47,7 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
             "into the cache or `hornito rm --all` deletes them"
         )
     if not models:
-        print(f"no models in {cache_directory()}; `hornito run MODEL` puts compiled ones there")
+        print(
+            f"no models in {cache_directory()}; "
+            "`hornito run` of a GGUF file or a directory puts one there"
+        )
         return 0
     now = time.time()
     rows = [

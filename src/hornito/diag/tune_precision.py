@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import hornito
 from hornito.diag.bench import bench, tests_of
 from hornito.diag.bench_report import BenchRow
 from hornito.diag.quality import Quality, evaluate
-from hornito.errors import UsageError
 from hornito.progress import Progress
 from hornito.vk.device import open_device
 
@@ -33,22 +33,24 @@ MOST_KL = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """How much is measured: tokens of a prompt, of an answer, and of a text in windows."""
+    """How much is measured: tokens of a prompt, of an answer, and of a text in windows; runs of
+    each in a round, and rounds."""
 
     prompt: int
     answer: int
     text: int
     window: int
     runs: int
+    rounds: int
 
 
-DEFAULT = Amounts(prompt=512, answer=64, text=1024, window=256, runs=3)
-SOFTWARE = Amounts(prompt=64, answer=8, text=128, window=64, runs=2)
+DEFAULT = Amounts(prompt=512, answer=64, text=1024, window=256, runs=2, rounds=3)
+SOFTWARE = Amounts(prompt=64, answer=8, text=128, window=64, runs=1, rounds=3)
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """A precision on this device: tokens a second, and how far it is from `high`.
+    """A precision on this device: tokens a second of each round, and how far it is from `high`.
 
     Attributes:
         quality: None for `high` itself.
@@ -56,9 +58,19 @@ class Tier:
 
     precision: str
     kv: str
-    prompt: float
-    decode: float
+    prompts: tuple[float, ...]
+    decodes: tuple[float, ...]
     quality: Quality | None
+
+    @property
+    def prompt(self) -> float:
+        """The median of the rounds."""
+        return median(self.prompts)
+
+    @property
+    def decode(self) -> float:
+        """The median of the rounds."""
+        return median(self.decodes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +87,8 @@ class PrecisionReport:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON types."""
-        return asdict(self)
+        tiers = [asdict(t) | {"prompt": t.prompt, "decode": t.decode} for t in self.tiers]
+        return asdict(self) | {"tiers": tiers}
 
 
 def tune_precision(
@@ -87,7 +100,7 @@ def tune_precision(
     progress: Progress,
     amounts: Amounts | None = None,
 ) -> PrecisionReport:
-    """Measure every tier and recommend one.
+    """Measure the tiers in turn, several rounds of all, and recommend one.
 
     Args:
         package: the model.
@@ -100,20 +113,28 @@ def tune_precision(
         UsageError: the package has no tokenizer, or the text is too short.
         DeviceMemoryError: two copies of the model do not fit the device.
     """
-    rows: dict[str, tuple[BenchRow, BenchRow]] = {}
-    kv: dict[str, str] = {}
-    line = weights = ""
-    for precision in TIERS:
-        with hornito.load(package, device=device, precision=precision, progress=progress) as llm:
-            amounts = amounts or (SOFTWARE if llm.device_kind == "software" else DEFAULT)
-            rows[precision] = _speed(llm, model, amounts, progress)
-            kv[precision] = "fp16" if llm.engine.options.kv_half else "fp32"
-            line, weights = llm.device_line, str(llm.package_manifest.quant.get("weights"))
-    if amounts is None:
-        raise UsageError("no tier was measured")
+    with open_device(device) as opened:
+        software = opened.caps.device_kind == "software"
+    amounts = amounts or (SOFTWARE if software else DEFAULT)
+    kv = {name: "fp32" if name == "high" else "fp16" for name in TIERS}
+    # First, since a text that is too short is better refused at once.
     tokens, quality = _against_high(package, kv, device, text, amounts, progress)
+    rows: dict[str, list[tuple[BenchRow, BenchRow]]] = {name: [] for name in TIERS}
+    line = weights = ""
+    for _ in range(amounts.rounds):
+        for name, found in rows.items():
+            with hornito.load(package, device=device, precision=name, progress=progress) as llm:
+                llm.prove()
+                found.append(_speed(llm, model, amounts, progress))
+                line, weights = llm.device_line, str(llm.package_manifest.quant.get("weights"))
     tiers = tuple(
-        Tier(name, kv[name], rows[name][0].median, rows[name][1].median, quality.get(name))
+        Tier(
+            name,
+            kv[name],
+            tuple(prompt.median for prompt, _ in rows[name]),
+            tuple(decode.median for _, decode in rows[name]),
+            quality.get(name),
+        )
         for name in TIERS
     )
     recommended, reason = recommend(tiers)
@@ -167,18 +188,23 @@ def recommend(tiers: Sequence[Tier]) -> tuple[str, str]:
     closer to the first."""
     best, why = tiers[0], []
     for tier in tiers[1:]:
-        prompt, decode = tier.prompt / best.prompt, tier.decode / best.decode
+        prompt, decode = _ratios(tier.prompts, best.prompts), _ratios(tier.decodes, best.decodes)
         speeds = (
-            f"prompts at {prompt:.2f} and decoding at {decode:.2f} times the speed of "
-            f"{best.precision}"
+            f"prompts at {median(prompt):.2f} and decoding at {median(decode):.2f} times the speed "
+            f"of {best.precision}"
         )
         if tier.quality is None or not tier.quality.kl_mean <= MOST_KL:
             why.append(f"{tier.precision} changes too much (mean KL above {MOST_KL})")
-        elif min(prompt, decode) < 1 - MARGIN:
-            why.append(f"{tier.precision} is slower: {speeds}")
-        elif max(prompt, decode) < 1 + MARGIN:
-            why.append(f"{tier.precision} is no faster: {speeds}")
+        elif min(median(prompt), median(decode)) < 1 - MARGIN:
+            why.append(f"{tier.precision} is slower at one: {speeds}")
+        elif max(min(prompt), min(decode)) < 1 + MARGIN:
+            why.append(f"{tier.precision} is not faster in every round: {speeds}")
         else:
             best = tier
             why.append(f"{tier.precision} is faster: {speeds}")
     return best.precision, "; ".join(why)
+
+
+def _ratios(speeds: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Of each round."""
+    return [speed / other for speed, other in zip(speeds, others, strict=True)]
