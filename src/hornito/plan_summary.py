@@ -42,7 +42,8 @@ def plan_summary(llm: LLM) -> str:
     count = len(step.body.dispatches) + len(step.tails["argmax"].dispatches)
     slots = engine.options.slots
     lines = [
-        f"context: {llm.context} positions, KV in {kv}, {slots} slot{'' if slots == 1 else 's'}",
+        f"context: {llm.context} positions, precision {llm.precision}, KV in {kv}, "
+        f"{slots} slot{'' if slots == 1 else 's'}",
         f"memory: {memory.total / 1e6:.1f} MB (weights {memory.weights / 1e6:.1f}, "
         f"KV {memory.kv / 1e6:.1f}, activations {memory.activations / 1e6:.1f}, state and results "
         f"{(memory.state + memory.readback) / 1e6:.1f})",

@@ -231,12 +231,12 @@ def test_profile_covers_every_dispatch(
     package: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     trace = tmp_path / "trace.json"
-    text = out(capsys, "profile", package, "--depth", "100", "--json", "--trace", str(trace))
-    report = json.loads(text)
+    report = json.loads(out(capsys, "profile", package, "--json", "--trace", str(trace)))
     assert report["copy_gbps"] > 0.1
     calls = {call["call"]: call for call in report["calls"]}
     assert set(calls) == {"chunk 64", "batch 1"}  # a chunk of 256 leaves no room for a step
     step = calls["batch 1"]
+    assert step["depth"] == 255  # 512 do not fit
     for row in step["kernels"]:
         assert row["of_copy"] == pytest.approx(row["gbps"] / report["copy_gbps"])
     launches = sum(row["launches"] for row in step["kernels"])

@@ -97,7 +97,7 @@ def test_stats_name_device_and_memory(package: str, capsys: pytest.CaptureFixtur
     text = "\n".join(lines)
     for part in ("device: ", "prompt: 3 tokens in ", "decode: 2 tokens in ", "(finish: length)"):
         assert part in text
-    assert "context: 128 positions, KV in fp16, 1 slot" in lines
+    assert "context: 128 positions, precision normal, KV in fp16, 1 slot" in lines
     assert any(line.startswith("memory: ") and "KV 0." in line for line in lines)
     assert any("every tensor operation on the device" in line for line in lines)
 

@@ -69,6 +69,9 @@ CASES: dict[str, Case] = {
         "5 < 6, <tool> and<tool_call>nothing</tool_call> here",
         [],
     ),
+    "hermes ends on a mark": ("hermes", "Hi <tool_call>", "Hi<tool_call>", []),
+    "gemma ends on a mark": ("gemma", "Hi\n```tool_code", "Hi```tool_code", []),
+    "mistral ends on a mark": ("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", []),
     "hermes broken": (
         "hermes",
         '<tool_call>{"name": 7, "arguments": {}}</tool_call> so',

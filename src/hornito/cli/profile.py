@@ -13,9 +13,8 @@ from hornito.progress import TerminalProgress
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the verb's command line."""
     add_model(parser)
-    add_option(
-        parser, "--depth", type=positive_int, default=512, help="context (default 512)", metavar="N"
-    )
+    text = "context (default 512, or what the model has room for)"
+    add_option(parser, "--depth", type=positive_int, help=text, metavar="N")
     parser.add_argument("--trace", metavar="FILE", help="also write a Chrome trace")
     add_json(parser)
 
@@ -26,7 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
-        found = profile(llm, arguments.depth, progress)
+        found = profile(llm, arguments.depth or min(512, llm.context - 1), progress)
         progress.start("measuring copies", 1)
         bandwidth = copy_bandwidth(llm.engine.device)
         progress.finish()

@@ -143,6 +143,7 @@ class ToolCallParser:
         self.calls = 0
         self.complete = 0
         self._held = ""
+        self._calls_before = 0  # the last mark
         self._state = "start" if style == "llama" else "text"
         self._arguments: JsonEnd | None = None
         self._listed = False  # whether the last call stands in a list
@@ -156,7 +157,7 @@ class ToolCallParser:
     def finish(self) -> list[ToolEvent]:
         """The reply has ended: give out what was held back."""
         events = self._events(last=True)
-        if self._state == "call" and self._held.strip():
+        if self._state == "call" and (self._held.strip() or self.calls == self._calls_before):
             # It began as a call does and never became one.
             opening = "" if self._listed else _OPENING.get(self._style, "")
             events.append(Text(opening + self._held))
@@ -202,7 +203,7 @@ class ToolCallParser:
             return None
         if mark is not None and mark in text:
             before, _, self._held = text.partition(mark)
-            self._state = "call"
+            self._state, self._calls_before = "call", self.calls
             return [Text(before.rstrip())] if before.strip() else []
         keep = held_back(text, [mark]) if mark is not None and not last else 0
         if mark is not None and not last:
