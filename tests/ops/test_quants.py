@@ -31,6 +31,18 @@ BLOCKED = [f for f in STORED if f.ggml and f.quantised]
 WITH_OUTLIERS = ["int8g64o16", "int4o8", "int4mg128o24"]
 NAMES = [f.name for f in STORED] + WITH_OUTLIERS
 
+#: Of GPUs' kernels a format of each kind: LLVM compiles half a dozen of them for every format.
+ON_GPUS = ("bf16", "int8", "int4m", "q4k", "q6k", "int4mg128o24")
+EVERY_WIDTH = [
+    pytest.param(
+        name,
+        device,
+        marks=[pytest.mark.slow] if device == "gpu" and name not in ON_GPUS else [],
+    )
+    for name in NAMES
+    for device in DEVICES
+]
+
 
 def random_blocks(rng: np.random.Generator, ggml: str, count: int) -> Array:
     """Blocks of random bits, but for scales: normal numbers of either sign around 0.01."""
@@ -97,8 +109,7 @@ def check(bench: Bench, name: str, live: int, n: int, k: int, device: str) -> li
     return outcome.kernels
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "device"), EVERY_WIDTH)
 def test_b7_every_width_and_output_count(bench: Bench, name: str, device: str) -> None:
     """B7: every K of real models, N of every remainder mod 8, one row and many."""
     seen = set()
