@@ -103,18 +103,19 @@ class LLM:
             graph = model_graph(package)
             ends = _ends(facts["eos_ids"] if eos_ids is None else eos_ids, head_ids(graph))
             self.fp32_nodes = tuple(pinned_nodes(graph, fp32_tensors, precision))
+            half_operands = precision != "high"
             options = PlanOptions(
                 context=context or facts["context_length"],
                 kv_half=kv_half,
                 slots=slots,
                 kv_bytes=kv_bytes,
                 rewind_budget=rewind_budget,
-                half_operands=precision != "high",
+                half_operands=half_operands,
                 half_values=precision == "low",
                 chunk_rows=chunk_sizes(
                     device.caps,
                     context or facts["context_length"],
-                    half_operands=precision != "high",
+                    half_operands=half_operands,
                 ),
                 fp32_nodes=frozenset(self.fp32_nodes),
             )

@@ -11,13 +11,12 @@ from hornito.cache import resolve_model
 from hornito.compiler import compile_cached
 from hornito.errors import UsageError
 from hornito.package import Package, is_package, open_package
+from hornito.precision import KV_TYPES, PRECISIONS, default_kv
 from hornito.progress import Progress
 from hornito.runtime.settle import KernelPolicy
 from hornito.vk.device import Device, open_device
 from hornito.vk.quirks import FEATURES
 
-PRECISIONS = ("high", "normal", "low")
-KV_TYPES = ("fp32", "fp16")
 TUNE = ("off", "fast", "full")
 
 
@@ -81,7 +80,7 @@ def load(
         opened,
         context=context,
         precision=precision,
-        kv_half=(kv or ("fp32" if precision == "high" else "fp16")) == "fp16",
+        kv_half=(kv or default_kv(precision)) == "fp16",
         slots=slots,
         kv_bytes=kv_bytes,
         rewind_budget=rewind_budget,

@@ -22,6 +22,7 @@ from hornito.cli.options import (
 from hornito.cli.output import print_json, print_table
 from hornito.cli.tensors import add_inputs
 from hornito.errors import UsageError
+from hornito.precision import default_kv
 from hornito.progress import TerminalProgress
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _settings(arguments: argparse.Namespace) -> Settings:
     from hornito.diag.compare_bench import Settings
 
-    kv = arguments.kv or ("fp32" if arguments.precision == "high" else "fp16")
+    kv = arguments.kv or default_kv(arguments.precision)
     for flag in ("tolerance", "min_cosine"):
         value = getattr(arguments, flag)
         if value is not None and not 0 <= value <= 1e9:

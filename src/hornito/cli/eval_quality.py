@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hornito.cli.options import positive_int
 from hornito.cli.output import note, print_json
 from hornito.errors import UsageError
+from hornito.precision import default_kv
 from hornito.progress import TerminalProgress
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
         window=arguments.window or WINDOW,
         tokens=arguments.tokens,
         precision=precision,
-        kv=arguments.kv or ("fp32" if precision == "high" else "fp16"),
+        kv=arguments.kv or default_kv(precision),
         device=arguments.device,
         store=not arguments.no_store,
     )

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 
 from hornito.cli.options import (
     FEATURES,
-    KV_TYPES,
-    PRECISIONS,
     TUNE,
     WEIGHTS,
     add_option,
@@ -18,6 +16,7 @@ from hornito.cli.options import (
     positive_number,
 )
 from hornito.errors import UsageError
+from hornito.precision import KV_TYPES, PRECISIONS
 from hornito.progress import Progress
 
 if TYPE_CHECKING:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 
 WEIGHTS = ("fp32", "fp16", "bf16", "int8", "int4", "int4m", "keep")
-PRECISIONS = ("high", "normal", "low")
-KV_TYPES = ("fp32", "fp16")
 TUNE = ("off", "fast", "full")
 FEATURES = ("float16", "dot_product", "cooperative_matrix", "subgroups")
 

@@ -17,13 +17,14 @@ import hornito
 from hornito.diag.bench import bench, tests_of
 from hornito.diag.bench_report import BenchRow
 from hornito.diag.quality import Quality, evaluate
+from hornito.precision import PRECISIONS, default_kv
 from hornito.progress import Progress
 from hornito.vk.device import open_device
 
 if TYPE_CHECKING:
     from hornito.api import LLM
+    from hornito.vk.device import Device
 
-TIERS = ("high", "normal", "low")
 MARGIN = 0.03
 """A tier must be that much faster before it displaces one that is closer to the reference."""
 
@@ -114,12 +115,11 @@ def tune_precision(
         DeviceMemoryError: two copies of the model do not fit the device.
     """
     with open_device(device) as opened:
-        software = opened.caps.device_kind == "software"
-    amounts = amounts or (SOFTWARE if software else DEFAULT)
-    kv = {name: "fp32" if name == "high" else "fp16" for name in TIERS}
-    # First, since a text that is too short is better refused at once.
-    tokens, quality = _against_high(package, kv, device, text, amounts, progress)
-    rows: dict[str, list[tuple[BenchRow, BenchRow]]] = {name: [] for name in TIERS}
+        usual = SOFTWARE if opened.caps.device_kind == "software" else DEFAULT
+        amounts = amounts or usual
+        # First, since a text that is too short is better refused at once.
+        tokens, quality = _against_high(opened, package, text, amounts, progress)
+    rows: dict[str, list[tuple[BenchRow, BenchRow]]] = {name: [] for name in PRECISIONS}
     line = weights = ""
     for _ in range(amounts.rounds):
         for name, found in rows.items():
@@ -130,12 +130,12 @@ def tune_precision(
     tiers = tuple(
         Tier(
             name,
-            kv[name],
+            default_kv(name),
             tuple(prompt.median for prompt, _ in rows[name]),
             tuple(decode.median for _, decode in rows[name]),
             quality.get(name),
         )
-        for name in TIERS
+        for name in PRECISIONS
     )
     recommended, reason = recommend(tiers)
     return PrecisionReport(model, weights, line, tokens, tiers, recommended, reason)
@@ -156,9 +156,8 @@ def _speed(llm: LLM, model: str, amounts: Amounts, progress: Progress) -> tuple[
 
 
 def _against_high(
+    device: Device,
     package: Path,
-    kv: dict[str, str],
-    device: str | None,
     text: str | Path | None,
     amounts: Amounts,
     progress: Progress,
@@ -166,17 +165,17 @@ def _against_high(
     """Scored tokens, and each other tier beside `high`."""
     found, scored = {}, 0
     own = resources.files("hornito") / "quant" / "calibration.txt"
-    with resources.as_file(own) as default, open_device(device) as opened:
-        for precision in TIERS[1:]:
+    with resources.as_file(own) as default:
+        for precision in PRECISIONS[1:]:
             read, (row,) = evaluate(
-                opened,
+                device,
                 package,
                 [(precision, package)],
                 text or default,
                 window=amounts.window,
                 tokens=amounts.text,
                 precision=precision,
-                kv=kv[precision],
+                kv=default_kv(precision),
                 progress=progress,
             )
             found[precision], scored = row.quality, read.scored

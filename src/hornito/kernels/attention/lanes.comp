@@ -22,6 +22,7 @@
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
+#include "arrival.glsl"
 #include "attention.glsl"
 #include "values.glsl"
 
@@ -32,10 +33,6 @@ layout(constant_id = 2) const uint KV_HEADS = 1u;
 layout(constant_id = 3) const uint GROUP = 1u;
 layout(constant_id = 4) const uint SPLITS = 1u;
 layout(constant_id = 5) const uint LANES = 8u;
-
-// What one workgroup writes and another reads within a dispatch.
-layout(buffer_reference, std430, buffer_reference_align = 16) coherent buffer Passed4 { vec4 at[]; };
-layout(buffer_reference, std430, buffer_reference_align = 8) coherent buffer Passed2 { vec2 at[]; };
 
 layout(push_constant) uniform Push {
   Words rows;
@@ -61,7 +58,6 @@ const uint VECTORS = KV_BYTES / 2u;  // of 16 bytes, for eight numbers of the ca
 // Unnormalised results that join: values, and the largest score with the weights' sum.
 shared vec4 part_value[512];
 shared vec2 part_stats[128];
-shared uint arrived;
 
 // The keys that this workgroup sees of a row, and which of them a thread takes.
 struct Keys {
@@ -106,10 +102,9 @@ void fetch_step(uint to, Keys k, uint first) {
 }
 
 // Eight numbers of the cache, of which fp32 has the last four in the second vector.
-void unpack8(uvec4 first, uvec4 second, out vec4 a, out vec4 b) {
+void unpack_cached8(uvec4 first, uvec4 second, out vec4 a, out vec4 b) {
 #ifdef KV_F16
-  a = vec4(unpackHalf2x16(first.x), unpackHalf2x16(first.y));
-  b = vec4(unpackHalf2x16(first.z), unpackHalf2x16(first.w));
+  unpack8(first, a, b);
 #else
   a = uintBitsToFloat(first);
   b = uintBitsToFloat(second);
@@ -122,7 +117,7 @@ void add_step(uint from, Keys k, uint first) {
   float score[64];
   [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
     vec4 a, b;
-    unpack8(raw_keys[from][u * VECTORS], raw_keys[from][u * VECTORS + VECTORS - 1u], a, b);
+    unpack_cached8(raw_keys[from][u * VECTORS], raw_keys[from][u * VECTORS + VECTORS - 1u], a, b);
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
       score[h * DEEP + u] = dot(qa[h], a) + dot(qb[h], b);
     }
@@ -156,7 +151,7 @@ void add_step(uint from, Keys k, uint first) {
   }
   [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
     vec4 a, b;
-    unpack8(raw_values[from][u * VECTORS], raw_values[from][u * VECTORS + VECTORS - 1u], a, b);
+    unpack_cached8(raw_values[from][u * VECTORS], raw_values[from][u * VECTORS + VECTORS - 1u], a, b);
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
       va[h] += score[h * DEEP + u] * a;
       vb[h] += score[h * DEEP + u] * b;
@@ -313,13 +308,6 @@ void main() {
   if (s.count == 1u) return;
 
   // The last split to arrive joins them all.
-  memoryBarrierBuffer();
-  barrier();
   uint counter = r * gl_NumWorkGroups.y + gl_WorkGroupID.y;
-  if (t == 0u) arrived = add_word(p.counters, counter, 1u);
-  barrier();
-  if (arrived + 1u != s.count) return;
-  memoryBarrierBuffer();
-  if (t == 0u) store_word(p.counters, counter, 0u);
-  join_splits(t, first_out, heads, s.count);
+  if (arrives_last(p.counters, counter, s.count)) join_splits(t, first_out, heads, s.count);
 }

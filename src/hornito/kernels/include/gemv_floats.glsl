@@ -51,8 +51,7 @@ vec4 floats_of(uvec4 n) { return uintBitsToFloat(n | 0x4b000000u) - 8388608.0; }
 // 1 / chunk_places().
 void decode_chunk(uvec4 raw, uvec4 more, out vec4 q[VECTORS]) {
 #if defined(WEIGHT_F16)
-  q[0] = vec4(unpackHalf2x16(raw.x), unpackHalf2x16(raw.y));
-  q[1] = vec4(unpackHalf2x16(raw.z), unpackHalf2x16(raw.w));
+  unpack8(raw, q[0], q[1]);
 #elif defined(WEIGHT_Q)
   if (FORMAT == BF16) {
     q[0] = bf16_floats(raw.x, raw.y);

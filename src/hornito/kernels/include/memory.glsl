@@ -34,6 +34,12 @@ float load_half(Words p, uint i) {
   return (i & 1u) == 0u ? pair.x : pair.y;
 }
 
+// Eight packed 16-bit floats.
+void unpack8(uvec4 w, out vec4 a, out vec4 b) {
+  a = vec4(unpackHalf2x16(w.x), unpackHalf2x16(w.y));
+  b = vec4(unpackHalf2x16(w.z), unpackHalf2x16(w.w));
+}
+
 // fp32 to fp16 bits: round to nearest even by integer maths, finite values saturate at 65504.
 uint half_bits(float v) {
   uint bits = floatBitsToUint(v);

@@ -145,9 +145,7 @@ uint outliers_at(Matrix m) {
 
 // Eight outliers of a row, from 8 * i8 on.
 void load_outliers8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
-  uvec4 q = load_words4(m.at, outliers_at(m) / 4u + row * (OUTLIERS / 8u) + i8);
-  a = vec4(unpackHalf2x16(q.x), unpackHalf2x16(q.y));
-  b = vec4(unpackHalf2x16(q.z), unpackHalf2x16(q.w));
+  unpack8(load_words4(m.at, outliers_at(m) / 4u + row * (OUTLIERS / 8u) + i8), a, b);
 }
 
 // Two outliers of a row from 2 * i2 on, as a word, and the columns of x that they are multiplied with.

@@ -39,9 +39,7 @@ float load_weight(Matrix m, uint row, uint i) {
 }
 #elif defined(WEIGHT_F16)
 void load_weights8(Matrix m, uint row, uint i8, out vec4 a, out vec4 b) {
-  uvec4 q = load_words4(m.at, row * (m.k / 8u) + i8);
-  a = vec4(unpackHalf2x16(q.x), unpackHalf2x16(q.y));
-  b = vec4(unpackHalf2x16(q.z), unpackHalf2x16(q.w));
+  unpack8(load_words4(m.at, row * (m.k / 8u) + i8), a, b);
 }
 float load_weight(Matrix m, uint row, uint i) { return load_half(m.at, row * m.k + i); }
 const uint WORD_WEIGHTS = 2u;

@@ -23,6 +23,7 @@
 #extension GL_EXT_control_flow_attributes : require
 #ifdef DIGITS
 #extension GL_EXT_spirv_intrinsics : require
+#include "arrival.glsl"
 #endif
 #include "linear.glsl"
 #include "gemv.glsl"
@@ -53,20 +54,10 @@ void finish_sums(uint r, uint n, vec2 sums) {
 }
 
 #ifdef DIGITS
-layout(buffer_reference, std430, buffer_reference_align = 4) coherent buffer Passed { float at[]; };
-
-shared uint arrived;
-
 // Of the parts of K, the one that comes last adds them all in their order: who that is does not change a
 // bit. Every thread of the workgroup must call it.
 void join_splits(uint tile) {
-  memoryBarrierBuffer();
-  barrier();
-  if (gl_LocalInvocationID.x == 0u) arrived = add_word(p.counters, tile, 1u);
-  barrier();
-  if (arrived + 1u != SPLITS) return;
-  memoryBarrierBuffer();
-  if (gl_LocalInvocationID.x == 0u) store_word(p.counters, tile, 0u);
+  if (!arrives_last(p.counters, tile, SPLITS)) return;
   uint outputs = 128u / LANES * (OUTS / OUTPUT_ROWS);
   uint n = tile * outputs + gl_LocalInvocationID.x;
   if (gl_LocalInvocationID.x >= outputs || n >= p.n) return;

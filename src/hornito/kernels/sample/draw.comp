@@ -8,8 +8,8 @@
 //
 // Geometry: 128 threads, one workgroup a row (x).
 // Push: addresses of the row records, selection [S], raw and adjusted [S, 1024 RUNS], partial, cut (the
-// end that was found replaces what was wanted), list [S, RUNS, 1024], parameters [S, 16], counts [slots, V], EOS ids, records out (step.glsl), top
-// out [S, RING, 20, 2] (id, log-probability; id NO_ID: none), the call header; live_word, runs, count
+// end that was found replaces what was wanted), list [S, RUNS, 1024], parameters [S, 16], counts
+// [slots, V], EOS ids, records out (step.glsl), top out [S, RING, 20, 2] (id, log-probability; id NO_ID: none), the call header; live_word, runs, count
 // of EOS ids, ring, ids of the vocabulary.
 // Specialisation: 1 UPDATE (1: advance the row).
 #version 450
@@ -161,19 +161,25 @@ void end_filter(uint t, uint s, bool by_weight, uvec2 wanted, float largest, flo
   end_id = last_id;
 }
 
-// Weight of the ids of a run that can be drawn.
-uvec2 run_weight(uint s, uint run, float largest, Sampling q) {
-  uint at = partial_at(s, p.runs, run);
-  uvec2 sum = uvec2(load_word(p.partial, at + 5u), load_word(p.partial, at + 6u));
+// Weight of the ids in a run's list that the filters keep, of those with `least` at least.
+uvec2 listed_weight(uint s, uint run, uint least, float largest, float scale) {
+  uvec2 sum = uvec2(0u);
   uint n = list_length(s, run);
   for (uint i = 0u; i < n; ++i) {
     uint id = list_id(s, run, i);
     if (keeps(order_at(s, id), id)) {
-      uint w = weight_at(s, id, largest, q.scale);
-      if (w >= q.least) sum = add64(sum, w);
+      uint w = weight_at(s, id, largest, scale);
+      if (w >= least) sum = add64(sum, w);
     }
   }
   return sum;
+}
+
+// Weight of the ids of a run that can be drawn.
+uvec2 run_weight(uint s, uint run, float largest, Sampling q) {
+  uint at = partial_at(s, p.runs, run);
+  uvec2 others = uvec2(load_word(p.partial, at + 5u), load_word(p.partial, at + 6u));
+  return add64(others, listed_weight(s, run, q.least, largest, q.scale));
 }
 
 // The weight that top-p wants of what top-k, if it `cut`, left.
@@ -183,11 +189,7 @@ uvec2 wanted_weight(uint t, uint s, bool cut, float largest, Sampling q) {
   if (cut) {
     uvec2 own = uvec2(0u);
     for (uint run = first_run(t); run < first_run(t + 1u); ++run) {
-      uint n = list_length(s, run);
-      for (uint i = 0u; i < n; ++i) {
-        uint id = list_id(s, run, i);
-        if (keeps(order_at(s, id), id)) own = add64(own, weight_at(s, id, largest, q.scale));
-      }
+      own = add64(own, listed_weight(s, run, 0u, largest, q.scale));
     }
     scan64(t, own);
     all = scan_sum[127];
