@@ -99,9 +99,13 @@ def device_class(caps: Caps, name: str) -> Caps:
     if name == "gpu":
         return replace(caps, device_kind="discrete", has_fast_dot_product=False)
     if name == "dot_gpu":
-        shared = max(32768, caps.shared_memory_bytes)
-        fast = {"has_fast_dot_product": True, "shared_memory_bytes": shared}
-        return replace(caps, device_kind="discrete", **fast)
+        return replace(
+            caps,
+            device_kind="discrete",
+            has_fast_dot_product=True,
+            shared_memory_bytes=max(32768, caps.shared_memory_bytes),
+            max_workgroup_invocations=max(256, caps.max_workgroup_invocations),
+        )
     if name == "small_grid":
         return replace(caps, device_kind="discrete", max_workgroup_count=(20, 65535, 65535))
     if name == "matrix_gpu":

@@ -6,7 +6,7 @@ Opcodes and enumerants are those of the SPIR-V specification, version 1.5, secti
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 MAGIC = 0x07230203
@@ -23,6 +23,12 @@ _TYPE_POINTER = 32
 _CONSTANT = 43
 _SPEC_CONSTANTS = (48, 49, 50)  # true, false, scalar
 _SPEC_CONSTANT_OP = 52
+_ARITHMETIC = {
+    128: lambda a, b: a + b,
+    130: lambda a, b: a - b,
+    132: lambda a, b: a * b,
+    134: lambda a, b: a // b,
+}  # unsigned
 _VARIABLE = 59
 _DECORATE = 71
 _MEMBER_DECORATE = 72
@@ -71,7 +77,7 @@ class Member:
 
 @dataclass(slots=True)
 class Module:
-    """The facts of one module."""
+    """The facts of one module, specialised."""
 
     capabilities: set[str] = field(default_factory=set)
     local_size: tuple[int, int, int] = (0, 0, 0)
@@ -84,8 +90,10 @@ class Module:
 
 
 class _Reader:
-    def __init__(self, words: tuple[int, ...]) -> None:
+    def __init__(self, words: tuple[int, ...], spec: Mapping[int, int]) -> None:
         self.words = words
+        self.spec = spec
+        self.spec_of: dict[int, int] = {}  # id -> specialisation
         self.module = Module()
         self.member_names: dict[tuple[int, int], str] = {}
         self.member_offsets: dict[tuple[int, int], int] = {}
@@ -125,6 +133,7 @@ class _Reader:
             self.member_names[operands[0], operands[1]] = raw.split(b"\0")[0].decode()
         elif opcode == _DECORATE and operands[1] == _SPEC_ID:
             module.spec_ids.add(operands[2])
+            self.spec_of[operands[0]] = operands[2]
         elif opcode == _MEMBER_DECORATE and operands[2] == _OFFSET:
             self.member_offsets[operands[0], operands[1]] = operands[3]
         elif opcode in (
@@ -145,8 +154,19 @@ class _Reader:
         elif opcode in _SPEC_CONSTANTS or opcode == _SPEC_CONSTANT_OP:
             self.spec_constants.add(operands[1])
             module.spec_arithmetic |= opcode == _SPEC_CONSTANT_OP
+            self._specialise(opcode, operands)
         elif opcode == _VARIABLE:
             self.variables.append((operands[0], operands[2]))
+
+    def _specialise(self, opcode: int, operands: tuple[int, ...]) -> None:
+        """Note the value of a scalar, and of arithmetic on integers."""
+        result = operands[1]
+        if opcode == _SPEC_CONSTANTS[2]:
+            self.constants[result] = self.spec.get(self.spec_of.get(result, -1), operands[2])
+        elif opcode == _SPEC_CONSTANT_OP and operands[2] in _ARITHMETIC:
+            a, b = (self.constants.get(operand) for operand in operands[3:5])
+            if a is not None and b:
+                self.constants[result] = _ARITHMETIC[operands[2]](a, b)
 
     def _size(self, type_id: int) -> int:
         """Bytes of a type, tightly packed."""
@@ -179,8 +199,11 @@ class _Reader:
         return f"opcode {opcode}"
 
 
-def parse(code: bytes) -> Module:
+def parse(code: bytes, spec: Mapping[int, int] | None = None) -> Module:
     """The facts of a module.
+
+    Args:
+        spec: values of its specialisation constants; others have their defaults.
 
     Raises:
         ValueError: it is no SPIR-V.
@@ -188,4 +211,4 @@ def parse(code: bytes) -> Module:
     words = struct.unpack(f"<{len(code) // 4}I", code[: len(code) // 4 * 4])
     if len(code) % 4 or not words or words[0] != MAGIC:
         raise ValueError("not SPIR-V")
-    return _Reader(words).read()
+    return _Reader(words, spec or {}).read()

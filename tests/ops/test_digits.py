@@ -1,4 +1,4 @@
-"""Weights of 4 and 8 bits with integer dot products: x as fixed-point numbers of three bytes."""
+"""Weights of 4 and 8 bits with integer dot products: x as numbers of two or three bytes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hornito.ops import gemv
+from hornito.ops import digits
 from hornito.ops.base import Array
-from hornito.ops.gemv import Geometry
+from hornito.ops.digits import DigitGeometry
 from hornito.ops.variants import Choices
 from hornito.quant.formats import weight_format
 from hornito.quant.planes import unpack
@@ -25,15 +25,22 @@ NAMES = ["int8", "int4g64", "int4m", *WITH_OUTLIERS]
 
 
 @pytest.fixture(autouse=True)
-def digits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def every_size(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Digits for matrices of every size."""
     if not bench.device.caps.has_dot_product:
         pytest.skip(f"{bench.device.info.name} has no integer dot products")
-    monkeypatch.setattr(gemv, "DIGIT_WEIGHTS", 0)
+    monkeypatch.setattr(digits, "DIGIT_WEIGHTS", 0)
 
 
 def product(
-    bench: Bench, name: str, stored: Array, x: Array, n: int, *, allow_nan: bool = False
+    bench: Bench,
+    name: str,
+    stored: Array,
+    x: Array,
+    n: int,
+    *,
+    half: bool = False,
+    allow_nan: bool = False,
 ) -> Array:
     """What the kernel makes of one row."""
     call = Call(
@@ -42,10 +49,12 @@ def product(
         inputs={"x": x[None]},
         weights={"w": stored},
         device="dot_gpu",
+        half_operands=half,
         allow_nan=allow_nan,
     )
     outcome = bench.run(call)
-    assert outcome.kernels == ["linear/gemv.d"]
+    assert outcome.kernels == ["linear/digits.default"]
+    assert outcome.dispatches[0].spec[14] == (2 if half else 3)
     return outcome.value("y")[0]
 
 
@@ -54,7 +63,7 @@ def test_every_width_and_output_count(bench: Bench, name: str) -> None:
     """Every K of real models, N of every remainder modulo 8."""
     fmt = weight_format(name)
     for i, k in enumerate(k for k in WIDTHS if fmt.fits((1, k))):
-        assert check(bench, name, 1, 24 + 3 * i % 8, k, "dot_gpu") == ["linear/gemv.d"]
+        assert check(bench, name, 1, 24 + 3 * i % 8, k, "dot_gpu") == ["linear/digits.default"]
 
 
 @pytest.mark.parametrize("name", ("int8", "int4", "int4mg128o24"))
@@ -77,7 +86,7 @@ def test_every_geometry(
     bench: Bench, gated: bool, resident: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Behind a norm, with a workgroup for each tile, and with two that walk over all of them."""
-    monkeypatch.setattr(gemv, "RESIDENT", resident)
+    monkeypatch.setattr(digits, "RESIDENT", resident)
     rng = np.random.default_rng(resident)
     n, k = 133, 608
     make = cases.gated_linear if gated else cases.linear
@@ -93,11 +102,11 @@ def test_every_geometry(
         device="dot_gpu",
     )
     expected = call.expected()["y"]
-    for lanes, outs in ((16, 2), (64, 2), (8, 4), (16, 8)):
-        geometry = Geometry(lanes, outs, digits=True)
-        monkeypatch.setattr(gemv, "digit_geometry", lambda _, taken=geometry: taken)
+    for lanes in (4, 8):
+        geometry = DigitGeometry(lanes)
+        monkeypatch.setattr(digits, "usual_geometry", lambda *_, taken=geometry: taken)
         outcome = bench.run(call, repeats=2)
-        assert outcome.kernels == ["linear/gemv." + ("gated_d" if gated else "d")]
+        assert outcome.kernels == ["linear/digits." + ("gated" if gated else "default")]
         assert_close(outcome.value("y"), expected, 2e-5 * (1 + np.abs(expected)))
 
 
@@ -107,7 +116,7 @@ def test_long_rows_are_split(
     bench: Bench, dtype: str, gated: bool, resident: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where K does not fit shared memory, workgroups sum parts of it, and the last one adds up."""
-    monkeypatch.setattr(gemv, "RESIDENT", resident)
+    monkeypatch.setattr(digits, "RESIDENT", resident)
     rng = np.random.default_rng(resident)
     n, k = 75, 10272
     rows = 2 * n if gated else n
@@ -124,9 +133,8 @@ def test_long_rows_are_split(
     )
     expected = call.expected()["y"]
     (site,) = lower(call, bench.device.caps).sites
-    assert not site.taken.kernel.endswith("d")  # to be measured
-    kernel = "linear/gemv." + ("gated_d" if gated else "d")
-    for lanes, splits in ((16, 2), (64, 2), *(((16, 5),) if resident == 400 else ())):
+    kernel = "linear/digits." + ("gated" if gated else "default")
+    for lanes, splits in ((8, 2), (8, 4)):
         variant = next(
             v
             for v in site.admitted
@@ -153,11 +161,29 @@ def test_activations_of_all_sizes(bench: Bench) -> None:
     assert_close(product(bench, "int4", stored, x, n), w @ x.astype(np.float64), bound)
 
 
+@pytest.mark.parametrize("name", ("int8", "int4o8", "int4mg64"))
+def test_two_digits_where_operands_may_be_rounded(bench: Bench, name: str) -> None:
+    """They keep x to 2^-15 of the greatest of 32 columns; outliers are as they are."""
+    rng = np.random.default_rng(6)
+    fmt, n, k = weight_format(name), 40, 512
+    stored = stored_matrix(rng, fmt, n, k)
+    w = unpack(fmt, stored, (n, k)).astype(np.float64)
+    x = rng.standard_normal(k).astype(np.float32)
+    x[::70] *= 100
+    error = np.abs(product(bench, name, stored, x, n, half=True) - w @ x.astype(np.float64))
+    greatest = np.repeat(np.abs(x).reshape(-1, 32).max(axis=1), 32)
+    assert (error < np.abs(w) @ greatest * 2.0**-15 + 1e-4).all()
+    exact = np.abs(product(bench, name, stored, x, n) - w @ x.astype(np.float64))
+    assert exact.max() < error.max() / 8
+
+
+@pytest.mark.parametrize("half", (False, True))
 @pytest.mark.parametrize("poison", (np.nan, np.inf, -np.inf))
-def test_what_is_not_finite_stays_so(bench: Bench, poison: float) -> None:
+def test_what_is_not_finite_stays_so(bench: Bench, poison: float, half: bool) -> None:
     rng = np.random.default_rng(4)
     fmt, n, k = weight_format("int8"), 16, 128
     stored = stored_matrix(rng, fmt, n, k)
     x = rng.standard_normal(k).astype(np.float32)
     x[70] = poison
-    assert not np.isfinite(product(bench, "int8", stored, x, n, allow_nan=True)).any()
+    found = product(bench, "int8", stored, x, n, half=half, allow_nan=True)
+    assert not np.isfinite(found).any()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hornito.graph.graph import FLOAT, Graph
-from hornito.ops import gemv
+from hornito.ops import digits
 from hornito.ops.base import Array, Tail
 from hornito.ops.matrices import MATRIX_NEEDS
 from hornito.ops.variants import Choices, meets
@@ -46,7 +46,7 @@ LINEAR = (
     ("gpu", 2, 33, 64, "int4o8", "linear/gemv.q"),
     ("gpu", 2, 7, 9, "fp16", "linear/gemv.gated_f16"),
     ("gpu", 20, 33, 64, "int4o8", "linear/gemm.m16_q"),
-    ("dot_gpu", 1, 33, 64, "int4o8", "linear/gemv.gated_d"),
+    ("dot_gpu", 1, 33, 64, "int4o8", "linear/digits.gated"),
 )
 
 
@@ -109,7 +109,7 @@ def test_linear(
     """Odd rows of results, of which two share a word; a norm inside or in a launch of its own."""
     if device == "dot_gpu" and not bench.device.caps.has_dot_product:
         pytest.skip(f"{bench.device.info.name} has no integer dot products")
-    monkeypatch.setattr(gemv, "DIGIT_WEIGHTS", 0)
+    monkeypatch.setattr(digits, "DIGIT_WEIGHTS", 0)
     gated = "gated" in kernel
     if gated:
         graph = cases.gated_linear(n, k, dtype, bias=True, norm=True)
@@ -122,15 +122,14 @@ def test_linear(
 
 
 @pytest.mark.parametrize(("n", "gated"), ((8, True), (7, True), (8, False), (7, False)))
-def test_joined_splits(bench: Bench, monkeypatch: pytest.MonkeyPatch, n: int, gated: bool) -> None:
+def test_joined_splits(bench: Bench, n: int, gated: bool) -> None:
     """Raw sums of splits are fp32; what is made of them is a value."""
     if not bench.device.caps.has_dot_product:
         pytest.skip(f"{bench.device.info.name} has no integer dot products")
-    monkeypatch.setattr(gemv, "PIECE", 1)
     graph = (
-        cases.gated_linear(n, 64, "int4", bias=True)
+        cases.gated_linear(n, 512, "int4", bias=True)
         if gated
-        else cases.linear(n, 64, "int4", bias=True, residual=True)
+        else cases.linear(n, 512, "int4", bias=True, residual=True)
     )
     call = filled(graph, 1, device="dot_gpu")
     (site,) = lower(call, bench.device.caps).sites
@@ -204,7 +203,7 @@ def test_rope_append(bench: Bench, norms: bool) -> None:
 def test_qkv_append(bench: Bench, monkeypatch: pytest.MonkeyPatch, device: str, dtype: str) -> None:
     if device == "dot_gpu" and not bench.device.caps.has_dot_product:
         pytest.skip(f"{bench.device.info.name} has no integer dot products")
-    monkeypatch.setattr(gemv, "DIGIT_QKV_WEIGHTS", 0)
+    monkeypatch.setattr(digits, "DIGIT_WEIGHTS", 0)
     graph = cases.qkv_append(3, 1, 8, 2, 32, dtype, bias=True, norm=True)
     call = filled(graph, 1, kv=KvPool(1, 8, half=True), device=device, kind="batch")
     # Apart, the norm and the row [q; k; v] are rounded as well.

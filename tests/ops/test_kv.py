@@ -476,20 +476,12 @@ def test_every_qkv_append_variant(bench: Bench, half: bool) -> None:
     )
     (site,) = lower(call, bench.device.caps).sites
     names = {v.name for v in site.admitted if not v.plain}
-    dots = bench.device.caps.has_dot_product
-    for outs, lanes, letter in (
-        (4, 16, "q"),
-        (8, 64, "q"),
-        (2, 16, "d"),
-        (4, 16, "d"),
-        (8, 32, "d"),
-    ):
-        start = (
-            f"linear/gemv_append.{'kv16' if half else 'kv32'}_{letter}[3=1,4=1,5={lanes},11={outs}"
-        )
-        (name,) = (name for name in names if name.startswith(start))
-        if letter == "d" and not dots:
-            continue
+    cache = "kv16" if half else "kv32"
+    starts = [f"gemv_append.{cache}_q[3=1,4=1,5={n},11={outs}" for outs, n in ((4, 16), (8, 64))]
+    if bench.device.caps.has_dot_product:
+        starts.append(f"digits_append.{cache}[5=8,")
+    for start in starts:
+        (name,) = (name for name in names if name.startswith(f"linear/{start}"))
         outcome = bench.run(replace(call, choices=Choices(winners={site.key: name})))
         assert outcome.kernels == [name.partition("[")[0]]
         assert outcome.blocks is not None

@@ -42,7 +42,7 @@ SAMPLING_BYTES = 64
 """Bytes of a row's sampling parameters (kernels/include/sampling.glsl)."""
 
 MOST_TILES = 1024
-"""Tiles of a product whose parts of K join by themselves (gemv.comp)."""
+"""Tiles of a product whose parts of K join by themselves (digits.comp)."""
 
 MOST_BIASES = 1024
 """Biased ids of a row."""

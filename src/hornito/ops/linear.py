@@ -18,6 +18,7 @@ from hornito.graph.graph import FLOAT, Graph, Node, Value
 from hornito.graph.reference import ReferenceState
 from hornito.graph.shapes import Dim
 from hornito.ops.base import Array, Lowering, Operand, Push, ceil_div, present
+from hornito.ops.digits import takes_digits
 from hornito.ops.gated_activation import activate, activation_number
 from hornito.ops.gemv import (
     GEMV_ROWS,
@@ -27,7 +28,6 @@ from hornito.ops.gemv import (
     is_gemv,
     norm_apart,
     power_of_two,
-    takes_digits,
 )
 from hornito.ops.matrices import SPLITS, X_HALF, matrix_variants, tile_of
 from hornito.ops.rms_norm import emit_norm, norm
@@ -216,7 +216,7 @@ def emit_join(node: Node, low: Lowering, args: LinearArgs, splits: int, padded: 
 
 def _takes_norm(args: LinearArgs, chosen: Variant) -> bool:
     """Whether the norm goes into the kernel."""
-    return is_gemv(chosen) and not norm_apart(args, chosen)
+    return takes_digits(chosen) or (is_gemv(chosen) and not norm_apart(args))
 
 
 def norm_first(node: Node, low: Lowering, args: LinearArgs, *, half: bool) -> LinearArgs:
@@ -238,14 +238,14 @@ def _emit(
 ) -> None:
     optional = [o for o in (args.bias, args.residual, args.norm) if o is not None]
     own: dict[int, int] = {}
-    if is_gemv(chosen):
+    if is_gemv(chosen) or takes_digits(chosen):
         own[NORM] = int(args.norm is not None)
     push, values = PUSH, push_values(args, low.call)
     joined: tuple[Operand, ...] = ()
     if takes_digits(chosen):
         push = DIGITS_PUSH
         if chosen.groups[2] > 1:
-            sums = low.scratch(node, "sums", chosen.groups[2] * args.products * 4)
+            sums = low.scratch(node, "sums", chosen.groups[2] * 2 * ceil_div(args.products, 2) * 4)
             joined = (sums, low.counters)
         values = (*(joined or (args.x, args.x)), *values)
     low.emit(
@@ -299,7 +299,7 @@ def linear_variants(low: Lowering, args: LinearArgs) -> list[Variant]:
     if low.caps.device_kind == "software":
         found = _software_variants(args, stored, name)
     elif args.rows <= GEMV_ROWS:
-        found = gemv_variants(args, name, low.caps.max_workgroup_count[0])
+        found = gemv_variants(args, low, name)
     else:
         found = matrix_variants(args, name, low.half_values) if low.half_operands else []
         if args.rows <= BATCH_ROWS:

@@ -90,7 +90,7 @@ def _variants(node: Node, low: Lowering, args: LinearArgs) -> list[Variant]:
     apart = Variant(f"rope_append/rotate_append.{suffix}", plain=True)
     if low.caps.device_kind == "software" or args.rows > GEMV_ROWS:
         return [apart]
-    return [*qkv_variants(args, f"{suffix}_{weight_format(args.dtype).variant}"), apart]
+    return [*qkv_variants(args, low, suffix), apart]
 
 
 def _emit(node: Node, low: Lowering, args: LinearArgs, chosen: Variant) -> None:
@@ -135,4 +135,5 @@ def _emit(node: Node, low: Lowering, args: LinearArgs, chosen: Variant) -> None:
             **chosen.spec,
             **format_constants(weight_format(args.dtype)),
         },
+        full_subgroups=chosen.full_subgroups,
     )

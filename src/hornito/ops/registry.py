@@ -16,7 +16,17 @@ if TYPE_CHECKING:
     from hornito.ops.base import Array, Lowering
 
 _NOT_OPS = {
-    *("attributes", "base", "gemv", "registry", "kernels", "matrices", "sampling", "variants"),
+    *(
+        "attributes",
+        "base",
+        "digits",
+        "gemv",
+        "registry",
+        "kernels",
+        "matrices",
+        "sampling",
+        "variants",
+    ),
 }
 
 

@@ -64,8 +64,8 @@ class Variant:
         requires: what a device must offer (`REQUIREMENTS`); nothing for a plain twin.
         full_subgroups: whether the kernel counts on every subgroup being full.
         optional: taken only where it was measured to be faster than the default.
-        inexact: operands are rounded to fp16, so that it differs from its twin by more than the
-            order of a sum.
+        inexact: operands are rounded, to fp16 or as near, so that it differs from its twin by more
+            than the order of a sum.
         plain: the plain twin, which runs everywhere and is trusted without a test.
     """
 

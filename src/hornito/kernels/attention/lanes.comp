@@ -1,6 +1,6 @@
 // Attention of single rows over the block-tabled cache, for GPUs with subgroup shuffles: LANES lanes
-// share a key, eight dims each, and every thread has two steps of DEEP keys on their way. Same cut of the
-// keys as split.comp, which is its plain twin. A row with one split is done here; of several splits each
+// share a key, eight dims each, and every thread has a step of DEEP keys on its way. Same cut of the keys
+// as split.comp, which is its plain twin. A row with one split is done here; of several splits each
 // leaves a partial result, and the one that comes last joins them in a fixed order: who that is does not
 // change a bit. Masked keys and values are never loaded.
 //
@@ -69,9 +69,9 @@ struct Keys {
   uint lane;
 };
 
-// Two steps on their way, as they lie in memory, and the block of the step that is fetched next.
-uvec4 raw_keys[2][8];
-uvec4 raw_values[2][8];
+// A step as it lies in memory, and the block of the next one.
+uvec4 raw_keys[8];
+uvec4 raw_values[8];
 uvec2 block_ahead;
 
 // Of each query head: eight dims of q and of the values' sum, the largest score, and the weights' sum.
@@ -80,8 +80,8 @@ float best[8], sum[8];
 
 bool sees(Keys k, uint key) { return key >= k.from && key < k.end; }
 
-// Brings the step that begins at key `first`, as number `to` of the two.
-void fetch_step(uint to, Keys k, uint first) {
+// Brings the step that begins at key `first`.
+void fetch_step(Keys k, uint first) {
   Words block = Words(block_ahead);
   uint key_row = kv_index(p.layer, 0u, k.kv_head, KV_HEADS, 0u, D) / 8u + k.lane;
   uint value_row = kv_index(p.layer, 1u, k.kv_head, KV_HEADS, 0u, D) / 8u + k.lane;
@@ -91,10 +91,10 @@ void fetch_step(uint to, Keys k, uint first) {
     bool loads = sees(k, key) && k.lane < D / 8u;
     [[unroll]] for (uint e = 0u; e < VECTORS; ++e) {
       uint i = u * VECTORS + e;
-      raw_keys[to][i] = raw_values[to][i] = uvec4(0u);
+      raw_keys[i] = raw_values[i] = uvec4(0u);
       if (loads) {
-        raw_keys[to][i] = load_words4(block, (key_row + inside) * VECTORS + e);
-        raw_values[to][i] = load_words4(block, (value_row + inside) * VECTORS + e);
+        raw_keys[i] = load_words4(block, (key_row + inside) * VECTORS + e);
+        raw_values[i] = load_words4(block, (value_row + inside) * VECTORS + e);
       }
     }
   }
@@ -111,13 +111,13 @@ void unpack_cached8(uvec4 first, uvec4 second, out vec4 a, out vec4 b) {
 #endif
 }
 
-// Adds number `from` of the two steps, which begins at key `first`.
-void add_step(uint from, Keys k, uint first) {
+// Adds the step that begins at key `first`.
+void add_step(Keys k, uint first) {
   // Every sum of a step at once, so that no shuffle waits for the one before.
   float score[64];
   [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
     vec4 a, b;
-    unpack_cached8(raw_keys[from][u * VECTORS], raw_keys[from][u * VECTORS + VECTORS - 1u], a, b);
+    unpack_cached8(raw_keys[u * VECTORS], raw_keys[u * VECTORS + VECTORS - 1u], a, b);
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
       score[h * DEEP + u] = dot(qa[h], a) + dot(qb[h], b);
     }
@@ -151,7 +151,7 @@ void add_step(uint from, Keys k, uint first) {
   }
   [[unroll]] for (uint u = 0u; u < DEEP; ++u) {
     vec4 a, b;
-    unpack_cached8(raw_values[from][u * VECTORS], raw_values[from][u * VECTORS + VECTORS - 1u], a, b);
+    unpack_cached8(raw_values[u * VECTORS], raw_values[u * VECTORS + VECTORS - 1u], a, b);
     [[unroll]] for (uint h = 0u; h < HEADS; ++h) {
       va[h] += score[h * DEEP + u] * a;
       vb[h] += score[h * DEEP + u] * b;
@@ -255,14 +255,9 @@ void main() {
 
   uint first = k.from / STEP * STEP;
   block_ahead = kv_block(p.table, p.table_stride, k.slot, k.from);
-  fetch_step(0u, k, first);
-  // Two steps at a time, so that no register is copied while its load is on the way.
-  for (; first < k.end; first += 2u * STEP) {
-    bool second = first + STEP < k.end;
-    if (second) fetch_step(1u, k, first + STEP);
-    add_step(0u, k, first);
-    if (first + 2u * STEP < k.end) fetch_step(0u, k, first + 2u * STEP);
-    if (second) add_step(1u, k, first + STEP);
+  [[dont_unroll]] for (; first < k.end; first += STEP) {
+    fetch_step(k, first);
+    add_step(k, first);
   }
 
   // The key groups of a subgroup join by shuffles, the subgroups' results through shared memory.

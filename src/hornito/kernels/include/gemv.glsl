@@ -22,18 +22,10 @@ const uint SQUARES = 128u * 8u;
 float sum[16];
 float square[4];
 
-#ifdef DIGITS
-const bool JOINS_SQUARES = false;  // they are summed once, where x is staged
-const uint SQUARE_LANES = 128u;
-#else
-const bool JOINS_SQUARES = NORM == 1u;
-const uint SQUARE_LANES = LANES;
-#endif
-
-// Of the kernel: the weight rows that this thread's group has of a tile, and what becomes of their sums
-// with row r of x, which are at tree[o * 128 + first thread of the group] then. Every thread calls both.
-void tile_rows(uint tile, out uint rows[8]);
-void tile_end(uint tile, uint r);
+// Of the kernel: the weight rows of this thread's group, and what becomes of their sums with row r of x,
+// which are at tree[o * 128 + first thread of the group] then. Every thread calls both.
+void group_rows(out uint rows[8]);
+void row_end(uint r);
 
 #ifdef WEIGHT_Q
 // Two outliers of each weight row, and their columns of x.
@@ -75,14 +67,14 @@ void join_row(uint r) {
   uint t = gl_LocalInvocationID.x;
   barrier();
   [[unroll]] for (uint o = 0u; o < OUTS; ++o) tree[o * 128u + t] = sum[r * OUTS + o];
-  if (JOINS_SQUARES) tree[SQUARES + t] = square[r];
+  if (NORM == 1u) tree[SQUARES + t] = square[r];
   for (uint w = LANES; w > 1u;) {
     uint parts = min(w, 4u);
     w /= parts;
     barrier();
     if (t % LANES < w) {
       [[unroll]] for (uint o = 0u; o < OUTS; ++o) join_parts(o * 128u + t, w, parts);
-      if (JOINS_SQUARES) join_parts(SQUARES + t, w, parts);
+      if (NORM == 1u) join_parts(SQUARES + t, w, parts);
     }
   }
   barrier();
@@ -91,13 +83,9 @@ void join_row(uint r) {
 // The factor of the row that was joined, of the lanes that begin at thread `first`.
 float norm_factor(uint first, uint k, float eps) {
   if (NORM == 0u) return 1.0;
-  return inversesqrt(tree[SQUARES + first / SQUARE_LANES * SQUARE_LANES] / float(k) + eps);
+  return inversesqrt(tree[SQUARES + first] / float(k) + eps);
 }
 
-#ifdef DIGITS
-#include "gemv_digits.glsl"
-#else
 #include "gemv_floats.glsl"
-#endif
 
 #endif

@@ -158,12 +158,11 @@ void sum_single(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
   }
 }
 
-// Sums this workgroup's tile of weight rows with its rows of x, and ends them.
-void run_tiles(Floats x, Floats norm, Matrix m, uint tiles) {
-  uint tile = gl_WorkGroupID.x;
+// Sums this workgroup's weight rows with its rows of x, and ends them.
+void run_rows(Floats x, Floats norm, Matrix m) {
   uint row0 = gl_WorkGroupID.y * ROWS;
   uint weight[8];
-  tile_rows(tile, weight);
+  group_rows(weight);
   [[unroll]] for (uint i = 0u; i < ROWS * OUTS; ++i) sum[i] = 0.0;
   [[unroll]] for (uint i = 0u; i < ROWS; ++i) square[i] = 0.0;
   if (WIDE == 1u) {
@@ -184,7 +183,7 @@ void run_tiles(Floats x, Floats norm, Matrix m, uint tiles) {
   }
   [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
     join_row(r);
-    tile_end(tile, row0 + r);
+    row_end(row0 + r);
   }
 }
 

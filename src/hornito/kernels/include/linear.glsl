@@ -16,8 +16,8 @@ layout(constant_id = 2) const uint ACTIVATION = 15u;
 layout(constant_id = 6) const float SOFTCAP = 0.0;
 
 layout(push_constant) uniform Push {
-#ifdef DIGITS
-  Floats sums;     // of SPLITS parts of K, [SPLITS, weight rows]
+#ifdef JOINS
+  Floats sums;     // of SPLITS parts of K, [SPLITS, pairs of weight rows, 2]
   Words counters;  // of tiles, all zero between dispatches
 #endif
   Floats x;
