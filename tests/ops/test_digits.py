@@ -30,6 +30,7 @@ def every_size(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     if not bench.device.caps.has_dot_product:
         pytest.skip(f"{bench.device.info.name} has no integer dot products")
     monkeypatch.setattr(digits, "DIGIT_WEIGHTS", 0)
+    monkeypatch.setattr(digits, "SPLIT_WEIGHTS", 0)
 
 
 def product(

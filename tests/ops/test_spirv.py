@@ -278,7 +278,7 @@ def test_parser_reads_a_known_kernel() -> None:
     assert module.push[0] == Member("x", "u64", 0)
     assert module.push[-1] == Member("eps", "f32", 76)
     assert module.shared_bytes % 128 == 0 and module.shared_bytes > 0
-    assert module.capabilities == BASELINE
+    assert module.capabilities == BASELINE | SUBGROUP["gpu"]
     assert np.uint32(0x07230203).tobytes() == load_spirv("linear/gemv.gated_f16")[:4]
 
 

@@ -23,11 +23,12 @@ which is more than fp16 has, and are a third faster (7B)."""
 LEAST_LANES = 4
 """Threads of a subgroup that share a chunk of x while it is brought."""
 
-DIGIT_WEIGHTS = 1 << 21
-"""Weights from which integer dot products pay."""
+DIGIT_WEIGHTS, SPLIT_WEIGHTS = 1 << 21, 1 << 23
+"""Weights from which integer dot products pay, and those of products whose parts have to join."""
 
-HEAD_PRODUCTS = 1 << 16
-"""With so many weight rows memory is the limit anyway, and each loads x from a cache."""
+TALL, BUSY = 1 << 16, 4
+"""Weight rows of which there are so many that a thread had better have several chunks, and how
+many."""
 
 FILL, RESIDENT = 2 * 132, 5 * 132
 """Workgroups that fill a discrete GPU, and those that it holds at a time: each brings x to its own
@@ -101,7 +102,7 @@ class DigitGeometry:
 
 def digit_variants(args: LinearArgs, low: Lowering, kernel: str, most_splits: int) -> list[Variant]:
     """The usual geometry first, the others to be measured; none where the weights are no integers,
-    or x is several rows. All are to be measured where the matrix is small, or very tall.
+    or x is several rows. All are to be measured where the matrix is small.
 
     Args:
         most_splits: parts of K that the kernel joins at most; with a norm it is one.
@@ -114,7 +115,8 @@ def digit_variants(args: LinearArgs, low: Lowering, kernel: str, most_splits: in
         return []
     most = 1 if args.norm else most_splits
     usual = usual_geometry(args, most, lanes)
-    pays = args.products * args.k >= DIGIT_WEIGHTS and args.products < HEAD_PRODUCTS
+    splits = usual is not None and usual.splits > 1
+    pays = args.products * args.k >= (SPLIT_WEIGHTS if splits else DIGIT_WEIGHTS)
     digits = HALF if low.half_operands else EXACT
     every = dict.fromkeys((*([usual] if usual else []), *_geometries(args, most, lanes)))
     return [
@@ -127,21 +129,16 @@ def digit_variants(args: LinearArgs, low: Lowering, kernel: str, most_splits: in
 
 def usual_geometry(args: LinearArgs, most: int, subgroup: int) -> DigitGeometry | None:
     """Sixteen threads for two rows where that leaves enough workgroups, else thirty-two, and parts
-    of long rows; the fewest parts that shared memory takes at least."""
-    for lanes in (min(16, subgroup), min(32, subgroup)):
-        tiles = DigitGeometry(lanes).tiles(args.products)
-        wanted = 1
-        if args.k > LONG and tiles <= FILL:
-            wanted = min(most, 4 if args.k >= VERY_LONG else 3)
-        fitting = (
-            geometry
-            for splits in range(wanted, most + 1)
-            if (geometry := DigitGeometry(lanes, splits)).fits(args)
-        )
-        found = next(fitting, None)
-        if found is None or lanes in (32, subgroup) or tiles * found.splits >= FILL:
-            return found
-    return None
+    of long rows; eight where rows are many and short. As many more parts as shared memory needs."""
+    tiles, splits = DigitGeometry(16).tiles(args.products), 1
+    if args.k > LONG and tiles <= FILL:
+        splits = min(most, 4 if args.k >= VERY_LONG else 3)
+    if args.products >= TALL and args.k // 32 < BUSY * 16:
+        lanes = 8
+    else:
+        lanes = 16 if tiles * splits >= FILL else 32
+    candidates = (DigitGeometry(min(lanes, subgroup), n) for n in range(splits, most + 1))
+    return next((geometry for geometry in candidates if geometry.fits(args)), None)
 
 
 def _geometries(args: LinearArgs, most: int, subgroup: int) -> Iterator[DigitGeometry]:

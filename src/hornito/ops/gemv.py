@@ -23,6 +23,9 @@ GEMV_ROWS = 4
 
 THREADS = 128
 
+NEEDS = ("shuffle", "subgroup>=4")
+"""What the kernels ask of a device, besides full subgroups."""
+
 MANY_PRODUCTS = 8192
 """From this many weight rows on, a group takes four of them at a time."""
 
@@ -61,7 +64,7 @@ class Geometry:
 def gemv_variants(args: LinearArgs, low: Lowering, name: str) -> list[Variant]:
     """The usual geometry first, the others to be measured; integer dot products where they pay."""
     least = 2 if args.gated else 1
-    usual = gemv_geometry(args.products, args.k, least, low.caps.max_workgroup_count[0])
+    usual = gemv_geometry(args, low.caps.max_workgroup_count[0])
     floats = _variants(args, f"linear/gemv.{name}", usual, lambda g: g.outs >= least)
     kernel = "linear/digits." + ("gated" if args.gated else "default")
     return [*digit_variants(args, low, kernel, MOST_SPLITS), *floats]
@@ -75,7 +78,8 @@ def qkv_variants(args: LinearArgs, low: Lowering, cache: str) -> list[Variant]:
         return geometry.outs > 2 or (geometry.outs == 2 and geometry.lanes <= 64)
 
     kernel = f"linear/gemv_append.{cache}_{weight_format(args.dtype).variant}"
-    floats = _variants(args, kernel, Geometry(64, 2), fits)
+    usual = Geometry(64, 2) if quantised(args.dtype) else Geometry(128, 4)
+    floats = _variants(args, kernel, usual, fits)
     digits = digit_variants(args, low, f"linear/digits_append.{cache}", 1)
     return [*digits, *floats]
 
@@ -85,7 +89,14 @@ def _variants(
 ) -> list[Variant]:
     """The usual geometry of a kernel, and as optional variants all others that fit it."""
     return [
-        Variant(kernel, geometry.spec(args), geometry.groups(args), optional=geometry != usual)
+        Variant(
+            kernel,
+            geometry.spec(args),
+            geometry.groups(args),
+            NEEDS,
+            full_subgroups=True,
+            optional=geometry != usual,
+        )
         for geometry in dict.fromkeys((usual, *_geometries(args)))
         if fits(geometry)
     ]
@@ -100,14 +111,17 @@ def _geometries(args: LinearArgs) -> Iterable[Geometry]:
                 yield Geometry(lanes, n)
 
 
-def gemv_geometry(products: int, k: int, least_outs: int, most_groups: int) -> Geometry:
-    """Threads of a group and its weight rows where x comes from memory: many threads where rows are
-    few and long, so that the GPU fills; four rows where there are enough, so that x is loaded less
-    often."""
-    if products >= MANY_PRODUCTS:
-        lanes, outs = (16 if products >= 8 * MANY_PRODUCTS else 32), 4
+def gemv_geometry(args: LinearArgs, most_groups: int) -> Geometry:
+    """Threads of a group and its weight rows: many threads where rows are few or long, so that the
+    GPU fills; four rows where there are enough, so that x is loaded less often."""
+    products, k = args.products, args.k
+    if products >= 8 * MANY_PRODUCTS:
+        lanes, outs = 16, 4
+    elif products >= MANY_PRODUCTS:
+        lanes, outs = 32 if quantised(args.dtype) else 64, 4
     else:
-        lanes, outs = (128 if products < 2048 and k >= 4096 else 64), max(least_outs, 2)
+        few = products < 2048 or (products < 4096 and k >= 4096)
+        lanes, outs = 128 if few else 64, 2
     while lanes > 8 and (lanes > k // 8 or ceil_div(products, 128 // lanes * outs) > most_groups):
         lanes //= 2
     return Geometry(lanes, outs)
@@ -115,11 +129,13 @@ def gemv_geometry(products: int, k: int, least_outs: int, most_groups: int) -> G
 
 def batch_variant(args: LinearArgs, name: str, most_groups: int, *, optional: bool) -> Variant:
     """GEMV over groups of rows, whose weights the later groups find in a cache."""
-    geometry = gemv_geometry(args.products, args.k, 2 if args.gated else 1, most_groups)
+    geometry = gemv_geometry(args, most_groups)
     return Variant(
         f"linear/gemv.{name}",
         geometry.spec(args),
         (ceil_div(args.products, geometry.rows), ceil_div(args.rows, GEMV_ROWS), 1),
+        NEEDS,
+        full_subgroups=True,
         optional=optional,
     )
 

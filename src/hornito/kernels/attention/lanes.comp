@@ -20,10 +20,10 @@
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
-#extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 #include "arrival.glsl"
 #include "attention.glsl"
+#include "threads.glsl"
 #include "values.glsl"
 
 layout(local_size_x = 128) in;
@@ -215,7 +215,7 @@ void join_splits(uint t, uint first, uint heads, uint splits) {
 }
 
 void main() {
-  uint t = gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID;
+  uint t = thread();
   uint lane = t % LANES;
   uint split = gl_WorkGroupID.x;
   uint r = gl_WorkGroupID.z;

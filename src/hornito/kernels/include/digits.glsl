@@ -8,9 +8,9 @@
 #define HORNITO_DIGITS
 
 #extension GL_EXT_spirv_intrinsics : require
-#extension GL_KHR_shader_subgroup_basic : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
+#include "threads.glsl"
 #include "values.glsl"
 #include "weights.glsl"
 
@@ -46,9 +46,6 @@ shared vec2 group_sums[2u * GROUPS];
 // group_sums[at] to [at + GROUPS - 1] then. Every thread calls both.
 uvec2 group_rows(uint group);
 void tile_end(uint tile, uint at);
-
-// The threads of a subgroup in a row.
-uint thread() { return gl_SubgroupID * gl_SubgroupSize + gl_SubgroupInvocationID; }
 
 // Four numbers of DIGITS digits, as a word of each digit; x has the lowest.
 uvec3 split(ivec4 q) {

@@ -1,10 +1,13 @@
 // The sums of kernels for few rows on GPUs: LANES threads share OUTS weight rows and stride through
 // their weights, so that a row of x is loaded once for all of them; the threads' sums join in a fixed
-// tree. With NORM, x is taken times the norm's weight, and the squares of x are summed on the way: the
+// order, by shuffles and then over subgroups. With NORM, x is taken times the norm's weight, and the squares of x are summed on the way: the
 // norm's factor comes out with the sums.
 #ifndef HORNITO_GEMV
 #define HORNITO_GEMV
 
+#extension GL_KHR_shader_subgroup_shuffle : require
+
+#include "threads.glsl"
 #include "values.glsl"
 #include "weights.glsl"
 
@@ -14,16 +17,18 @@ layout(constant_id = 5) const uint LANES = 32u;
 layout(constant_id = 11) const uint OUTS = 1u;
 layout(constant_id = 10) const uint NORM = 0u;
 
-// Every thread's sums of one row of x, and of its squares: [weight row, or 8][thread].
-shared float tree[128 * 9];
-const uint SQUARES = 128u * 8u;
+// What subgroups of four threads at least, or groups where these are smaller, sum of one row of x and of
+// its squares: [weight row, or SQUARES][part].
+const uint PARTS = 32u;
+const uint SQUARES = 8u;
+shared float parts[9u * PARTS];
 
 // [row of x * OUTS + weight row], and [row of x]; of this thread. OUTS is 8 for one row only.
 float sum[16];
 float square[4];
 
 // Of the kernel: the weight rows of this thread's group, and what becomes of their sums with row r of x,
-// which are at tree[o * 128 + first thread of the group] then. Every thread calls both.
+// which are joined() then. Every thread calls both.
 void group_rows(out uint rows[8]);
 void row_end(uint r);
 
@@ -52,38 +57,39 @@ void add_outliers(Floats x, Floats norm, uint k, uint r, uint to) {
 }
 #endif
 
-// Adds to a thread's sum at `at` those of `parts` - 1 others, `step` apart.
-void join_parts(uint at, uint step, uint parts) {
-  float all = tree[at];
-  [[unroll]] for (uint i = 1u; i < 4u; ++i) {
-    if (i < parts) all += tree[at + i * step];
-  }
-  tree[at] = all;
-}
+// Threads whose sums join by shuffles.
+uint span() { return min(LANES, gl_SubgroupSize); }
 
-// Joins the threads' sums of row r of x. Every thread of the workgroup must call it; the sums are then
-// at tree[o * 128 + first thread of the lanes].
+// Joins the threads' sums of row r of x. Every thread of the workgroup must call it.
 void join_row(uint r) {
-  uint t = gl_LocalInvocationID.x;
-  barrier();
-  [[unroll]] for (uint o = 0u; o < OUTS; ++o) tree[o * 128u + t] = sum[r * OUTS + o];
-  if (NORM == 1u) tree[SQUARES + t] = square[r];
-  for (uint w = LANES; w > 1u;) {
-    uint parts = min(w, 4u);
-    w /= parts;
-    barrier();
-    if (t % LANES < w) {
-      [[unroll]] for (uint o = 0u; o < OUTS; ++o) join_parts(o * 128u + t, w, parts);
-      if (NORM == 1u) join_parts(SQUARES + t, w, parts);
+  [[unroll]] for (uint w = LANES / 2u; w > 0u; w >>= 1) {
+    if (w >= gl_SubgroupSize) continue;
+    [[unroll]] for (uint o = 0u; o < OUTS; ++o) {
+      sum[r * OUTS + o] += subgroupShuffleXor(sum[r * OUTS + o], w);
     }
+    if (NORM == 1u) square[r] += subgroupShuffleXor(square[r], w);
+  }
+  if (r > 0u) barrier();  // the row before was ended
+  uint t = thread();
+  if (t % span() == 0u) {
+    [[unroll]] for (uint o = 0u; o < OUTS; ++o) parts[o * PARTS + t / span()] = sum[r * OUTS + o];
+    if (NORM == 1u) parts[SQUARES * PARTS + t / span()] = square[r];
   }
   barrier();
 }
 
-// The factor of the row that was joined, of the lanes that begin at thread `first`.
-float norm_factor(uint first, uint k, float eps) {
-  if (NORM == 0u) return 1.0;
-  return inversesqrt(tree[SQUARES + first] / float(k) + eps);
+// The sum of weight row o of a group with the row that was joined, or that of its squares.
+float joined(uint group, uint o) {
+  uint count = LANES / span();
+  uint at = o * PARTS + group * count;
+  float all = parts[at];
+  for (uint i = 1u; i < count; ++i) all += parts[at + i];
+  return all;
+}
+
+// The norm's factor of that row, from a group's squares.
+float norm_factor(uint group, uint k, float eps) {
+  return NORM == 0u ? 1.0 : inversesqrt(joined(group, SQUARES) / float(k) + eps);
 }
 
 #include "gemv_floats.glsl"

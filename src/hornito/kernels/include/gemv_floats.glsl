@@ -94,11 +94,15 @@ vec4 chunk_places() {
 #endif
 
 void sum_chunks(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
-  uint lane = gl_LocalInvocationID.x % LANES;
+  uint lane = thread() % LANES;
   uint chunks = m.k / (4u * VECTORS);
-  // Several strides of weights are on their way before the first is used.
+  // Several strides of quantised weights, which are small, are on their way before the first is used.
+#ifdef WEIGHT_Q
   const uint DEEP = OUTS >= 8u ? 1u : OUTS == 4u ? 2u : 4u;
-  for (uint c0 = 0u; c0 < chunks; c0 += DEEP * LANES) {
+#else
+  const uint DEEP = 1u;
+#endif
+  [[dont_unroll]] for (uint c0 = 0u; c0 < chunks; c0 += DEEP * LANES) {
     uint i0 = c0 + lane;
     uvec4 raw[8];
     uvec4 more[8];
@@ -144,7 +148,7 @@ void sum_chunks(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
 
 // Rows that are no whole chunks.
 void sum_single(Floats x, Floats norm, Matrix m, uint row0, uint weight[8]) {
-  for (uint i = gl_LocalInvocationID.x % LANES; i < m.k; i += LANES) {
+  for (uint i = thread() % LANES; i < m.k; i += LANES) {
     float w[8];
     [[unroll]] for (uint o = 0u; o < OUTS; ++o) w[o] = load_weight(m, weight[o], i);
     [[unroll]] for (uint r = 0u; r < ROWS; ++r) {
@@ -168,7 +172,7 @@ void run_rows(Floats x, Floats norm, Matrix m) {
   if (WIDE == 1u) {
 #ifdef WEIGHT_Q
     // On their way while the rest of the rows is multiplied.
-    uint lane = gl_LocalInvocationID.x % LANES;
+    uint lane = thread() % LANES;
     if (OUTLIERS > 0u) fetch_outliers(m, weight, lane);
 #endif
     sum_chunks(x, norm, m, row0, weight);

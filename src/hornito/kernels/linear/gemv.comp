@@ -1,5 +1,5 @@
 // Linear for few rows on GPUs: LANES threads share OUTS weight rows and stride through their weights in
-// coalesced words; their sums join in a fixed tree. A norm of x may come first.
+// coalesced words; their sums join in a fixed order. A norm of x may come first.
 //
 // variant: f32
 // variant: f16 WEIGHT_F16
@@ -26,7 +26,7 @@ uint live;  // rows of x
 
 // The first output of this thread's group.
 uint first_output() {
-  uint group = gl_WorkGroupID.x * (128u / LANES) + gl_LocalInvocationID.x / LANES;
+  uint group = gl_WorkGroupID.x * (128u / LANES) + thread() / LANES;
   return group * (OUTS / OUTPUT_ROWS);
 }
 
@@ -38,16 +38,15 @@ void group_rows(out uint rows[8]) {
 }
 
 void row_end(uint r) {
-  uint lane = gl_LocalInvocationID.x % LANES;
-  uint first = gl_LocalInvocationID.x - lane;
+  uint lane = thread() % LANES;
+  uint group = thread() / LANES;
   uint n = first_output() + lane;
   if (r >= live || lane >= OUTS / OUTPUT_ROWS || n >= p.n) return;
-  uint at = lane * OUTPUT_ROWS * 128u + first;
-  float factor = norm_factor(first, p.k, p.eps);
+  float factor = norm_factor(group, p.k, p.eps);
 #ifdef GATED
-  finish(r, n, tree[at] * factor, tree[at + 128u] * factor);
+  finish(r, n, joined(group, 2u * lane) * factor, joined(group, 2u * lane + 1u) * factor);
 #else
-  finish(r, n, tree[at] * factor);
+  finish(r, n, joined(group, lane) * factor);
 #endif
 }
 

@@ -24,7 +24,7 @@ layout(local_size_x = 128) in;
 
 // The first pair of this thread's group.
 uint first_pair() {
-  return (gl_WorkGroupID.x * (128u / LANES) + gl_LocalInvocationID.x / LANES) * (OUTS / 2u);
+  return (gl_WorkGroupID.x * (128u / LANES) + thread() / LANES) * (OUTS / 2u);
 }
 
 void group_rows(out uint rows[8]) {
@@ -38,16 +38,16 @@ void group_rows(out uint rows[8]) {
 // Neighbouring pairs, which share words of the cache, are stored by one thread: those of two groups where
 // a group has one.
 void row_end(uint r) {
-  uint t = gl_LocalInvocationID.x;
-  uint lane = t % LANES;
-  uint first = t - lane;
-  bool stores = OUTS == 2u ? t % (2u * LANES) == 0u : lane < OUTS / 4u;
+  uint lane = thread() % LANES;
+  uint group = thread() / LANES;
+  bool stores = OUTS == 2u ? lane == 0u && group % 2u == 0u : lane < OUTS / 4u;
   if (!stores || r >= p.count) return;
-  uint a = OUTS == 2u ? first : lane * 512u + first;
-  uint b = OUTS == 2u ? first + LANES : a + 256u;
-  float factor = norm_factor(first, p.k, p.eps);
-  vec2 lo = vec2(tree[a], tree[b]) * factor;
-  vec2 hi = vec2(tree[a + 128u], tree[b + 128u]) * factor;
+  uint other = OUTS == 2u ? group + 1u : group;
+  uint a = OUTS == 2u ? 0u : 4u * lane;
+  uint b = OUTS == 2u ? 0u : 4u * lane + 2u;
+  float factor = norm_factor(group, p.k, p.eps);
+  vec2 lo = vec2(joined(group, a), joined(other, b)) * factor;
+  vec2 hi = vec2(joined(group, a + 1u), joined(other, b + 1u)) * factor;
   Row row = load_row(p.rows, r);
   if (!row.live) return;
   end_pairs(r, row.position, row_block(row), first_pair() + 2u * lane, lo, hi);
