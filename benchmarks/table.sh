@@ -28,9 +28,13 @@ for row in "${rows[@]}"; do
   making[$shape-$weights]=$!
 done
 failed=0
+declare -A missing
+for model in "${!making[@]}"; do # nothing is measured while a model is made
+  wait "${making[$model]}" || missing[$model]=1
+done
 for row in "${rows[@]}"; do
   read -r shape weights options <<<"$row"
-  if ! wait "${making[$shape-$weights]}"; then
+  if [[ ${missing[$shape-$weights]:-} ]]; then
     echo "$shape $weights: not made; see $out/make-$shape-$weights.log" >&2
     failed=1
     continue
