@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import struct
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -12,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from hornito.diag.bench import GATHERS, prompt_ids
 from hornito.errors import UsageError
-from hornito.ops.base import Dispatch
+from hornito.ops import add
+from hornito.ops.base import HALF_INPUTS, HALF_RESULTS, Dispatch, ceil_div
+from hornito.ops.kernels import load_spirv
 from hornito.plan.recording import SEGMENT_DISPATCHES, record_timed
 from hornito.progress import NullProgress, Progress
 from hornito.runtime.rows import chunk_bytes
@@ -23,8 +26,12 @@ from hornito.vk.timing import keep_busy
 if TYPE_CHECKING:
     from hornito.api import LLM
     from hornito.vk.device import Device
+    from hornito.vk.memory import Buffer
+    from hornito.vk.record import Recorder
 
-COPY_BYTES = 256 << 20
+COPY_BYTES, COPY_WIDTH = 128 << 20, 1 << 14
+"""Bytes of a buffer whose copies are timed, and numbers of a row of it."""
+
 REPEATS = 5
 
 
@@ -99,13 +106,53 @@ def profile(llm: LLM, depth: int, progress: Progress | None = None) -> list[Prof
 
 
 def copy_bandwidth(device: Device) -> float:
-    """GB/s of a large copy on the device, reads and writes both counted."""
-    buffers = [device.allocate(COPY_BYTES, "device", "bandwidth") for _ in range(2)]
+    """GB/s of a large copy, reads and writes both counted.
+
+    It is that of a copy command or of the kernel that adds two vectors, whichever is faster: copy
+    commands take a path of their own on some GPUs (an H200's kernels read five times as fast).
+
+    Raises:
+        DeviceMemoryError: there is no room for three buffers of `COPY_BYTES`.
+    """
+    held: list[Buffer] = []
+
+    def allocate(size: int) -> Buffer:
+        held.append(device.allocate(size, "device", "bandwidth"))
+        return held[-1]
+
+    try:
+        a, b, result = (allocate(COPY_BYTES) for _ in range(3))
+        call = allocate(4)
+        rows = COPY_BYTES // 4 // COPY_WIDTH
+        device.upload([(call, 0, struct.pack("<I", rows))])
+        values = (a.address, b.address, result.address, call.address, COPY_WIDTH)
+        pipeline = device.pipeline(
+            load_spirv("add/add.default"),
+            name="add/add.default",
+            spec={HALF_INPUTS: 0, HALF_RESULTS: 0},
+            push_size=add.PUSH.size,
+        )
+
+        def copy(recorder: Recorder) -> None:
+            recorder.copy(a, 0, result, 0, COPY_BYTES)
+
+        def sums(recorder: Recorder) -> None:
+            recorder.dispatch(pipeline, add.PUSH.pack(values), (ceil_div(COPY_WIDTH, 64), rows, 1))
+
+        speeds = (_gbps(device, copy, 2 * COPY_BYTES), _gbps(device, sums, 3 * COPY_BYTES))
+    finally:
+        for buffer in held:
+            buffer.free()
+    return max(speeds)
+
+
+def _gbps(device: Device, record: Callable[[Recorder], None], moved: int) -> float:
+    """GB/s of the fastest of some repetitions that move so many bytes."""
     recorder = device.command_buffer("bandwidth")
     try:
         recorder.timestamp(0)
         for i in range(REPEATS):
-            recorder.copy(buffers[i % 2], 0, buffers[1 - i % 2], 0, COPY_BYTES)
+            record(recorder)
             recorder.barrier()
             recorder.timestamp(i + 1)
         recorder.end()
@@ -114,10 +161,7 @@ def copy_bandwidth(device: Device) -> float:
         times = device.read_timestamps(recorder)
     finally:
         recorder.free()
-        for buffer in buffers:
-            buffer.free()
-    best = min(b - a for a, b in pairwise(times))
-    return 2 * COPY_BYTES / max(best, 1)
+    return moved / max(1, min(end - begin for begin, end in pairwise(times)))
 
 
 def write_trace(profiles: Sequence[Profile], path: str | os.PathLike[str]) -> None:
