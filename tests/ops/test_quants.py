@@ -6,7 +6,8 @@ scales), so nothing depends on how numbers were rounded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from ops.test_linear import EPS, bucket_of, product_bound
 
 pytestmark = pytest.mark.gpu
 
+T = TypeVar("T")
+
 DEVICES = ("software", "plain", "gpu")
 WIDTHS = (32, 64, 256, 576, 640, 896, 1152, 4864)
 STORED = [f for f in FORMATS.values() if f.variant == "q"]
@@ -31,17 +34,11 @@ BLOCKED = [f for f in STORED if f.ggml and f.quantised]
 WITH_OUTLIERS = ["int8g64o16", "int4o8", "int4mg128o24"]
 NAMES = [f.name for f in STORED] + WITH_OUTLIERS
 
-#: Of GPUs' kernels a format of each kind: LLVM compiles half a dozen of them for every format.
-ON_GPUS = ("bf16", "int8", "int4m", "q4k", "q6k", "int4mg128o24")
-EVERY_WIDTH = [
-    pytest.param(
-        name,
-        device,
-        marks=[pytest.mark.slow] if device == "gpu" and name not in ON_GPUS else [],
-    )
-    for name in NAMES
-    for device in DEVICES
-]
+EACH_KIND = ("bf16", "int8", "int4m", "q4k", "q6k", "int4mg128o24")
+"""A format of each kind. LLVM compiles every kernel for every format anew, GPUs' for seconds."""
+
+GATED = ((1, 13, 256), (2, 9, 256), (17, 65, 256))
+"""(rows, N, K) of a kernel for one row, for some rows and for many."""
 
 
 def random_blocks(rng: np.random.Generator, ggml: str, count: int) -> Array:
@@ -83,9 +80,40 @@ def stored_matrix(rng: np.random.Generator, fmt: WeightFormat, n: int, k: int) -
     return stored
 
 
-def widths(fmt: WeightFormat) -> Iterator[tuple[int, int]]:
+def widths(name: str) -> list[tuple[int, int]]:
     """(number, K) of the widths that a format takes."""
-    return ((i, k) for i, k in enumerate(WIDTHS) if fmt.fits((1, k)))
+    return [(i, k) for i, k in enumerate(WIDTHS) if weight_format(name).fits((1, k))]
+
+
+def products(all_of: Callable[[str], Sequence[T]], usual: Callable[..., bool]) -> list[Any]:
+    """(format, device, cases) of a test; cases that are not `usual` come with --slow."""
+    found = []
+    for name in NAMES:
+        for device in DEVICES:
+            cases = all_of(name)
+            now = [case for case in cases if usual(name, device, case)]
+            later = [case for case in cases if case not in now]
+            if now:
+                found.append(pytest.param(name, device, now, id=f"{name}-{device}"))
+            if later:
+                slow = pytest.param(
+                    name, device, later, id=f"{name}-{device}-others", marks=pytest.mark.slow
+                )
+                found.append(slow)
+    return found
+
+
+def usual_width(name: str, device: str, width: tuple[int, int]) -> bool:
+    """GPUs' kernels have formats of each kind, and of many widths every other one, in turn."""
+    if device != "gpu":
+        return True
+    at = EACH_KIND.index(name) if name in EACH_KIND else -1
+    return at >= 0 and (len(widths(name)) < 4 or (width[0] + at) % 2 == 0)
+
+
+def usual_gated(name: str, device: str, case: tuple[int, int, int]) -> bool:
+    """Formats of each kind have all, the others take turns."""
+    return name in EACH_KIND or (NAMES.index(name) + GATED.index(case)) % len(GATED) == 0
 
 
 def check(bench: Bench, name: str, live: int, n: int, k: int, device: str) -> list[str]:
@@ -109,11 +137,13 @@ def check(bench: Bench, name: str, live: int, n: int, k: int, device: str) -> li
     return outcome.kernels
 
 
-@pytest.mark.parametrize(("name", "device"), EVERY_WIDTH)
-def test_b7_every_width_and_output_count(bench: Bench, name: str, device: str) -> None:
+@pytest.mark.parametrize(("name", "device", "sizes"), products(widths, usual_width))
+def test_b7_every_width_and_output_count(
+    bench: Bench, name: str, device: str, sizes: list[tuple[int, int]]
+) -> None:
     """B7: every K of real models, N of every remainder mod 8, one row and many."""
     seen = set()
-    for i, k in widths(weight_format(name)):
+    for i, k in sizes:
         for j, live in enumerate((1, 3, 7, 20)):
             if k > 2000 and live > 3:
                 continue
@@ -194,11 +224,10 @@ def test_b9_nibble_order(bench: Bench, name: str, device: str) -> None:
     assert np.array_equal(bench.run(call, repeats=1).value("y"), expected.T)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", NAMES)
-def test_gated(bench: Bench, name: str, device: str) -> None:
+@pytest.mark.parametrize(("name", "device", "sizes"), products(lambda _: GATED, usual_gated))
+def test_gated(bench: Bench, name: str, device: str, sizes: list[tuple[int, int, int]]) -> None:
     fmt = weight_format(name)
-    for live, n, k in ((1, 13, 256), (2, 9, 256), (17, 65, 256)):
+    for live, n, k in sizes:
         rng = np.random.default_rng(n)
         x = (0.3 * rng.standard_normal((live, k))).astype(np.float32)
         stored = stored_matrix(rng, fmt, 2 * n, k)
