@@ -47,6 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Mesa's software device computes a dispatch of a tiny model in less time than it takes to hand
+    # its workgroups to threads; workers of the suite share the processor anyway.
+    os.environ.setdefault("LP_NUM_THREADS", "0")
     if validation_layer_installed():
         os.environ.setdefault("HORNITO_VALIDATE", "1")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -26,6 +28,16 @@ def sum_call() -> Call:
     return Call(
         graph=cases.add(70), rows=rows_of(range(3), bucket=4), inputs={"a": ones, "b": ones}
     )
+
+
+@pytest.mark.software
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one processor computes one workgroup at a time")
+def test_workgroups_are_computed_side_by_side(bench: Bench) -> None:
+    """Else workgroups that race would never show here."""
+    bench.run(sum_call())
+    if "llvmpipe" in bench.device.info.name:
+        threads = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+        assert sum(name.startswith("llvmpipe-") for name in threads) > 1
 
 
 def change_lowering(patch: pytest.MonkeyPatch, module: ModuleType, change: Change) -> None:
