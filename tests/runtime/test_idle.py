@@ -207,7 +207,8 @@ def test_an_early_end_gives_everything_back(
 ) -> None:
     """What is known by then is kept, and another proof goes on from there."""
     fresh.caps = replace(fresh.caps, device_kind="discrete")
-    with open_engine(fresh, compiled("llama-tiny"), **ONE_CHUNK) as engine:
+    package = compiled("llama-tiny", "fp16")
+    with open_engine(fresh, package, kv_half=True, slots=2, **ONE_CHUNK) as engine:
         watched = Watched(engine, monkeypatch)
         proof = IdleProof(engine)
         proof.resume()
