@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.model]
 MODEL = "smollm2-135m"
 CONTEXT = 1024
 #: Prompts whose evaluation takes seconds on two cores, and the steps looked at in the suite.
-SHORT = ("completion", "code", "system")
+SHORT = {"high": ("completion", "code"), "normal": ("system", "code")}
 STEPS = 8
 NAMES = list(prompts(MODEL))
 
@@ -32,7 +32,15 @@ def loaded(request: pytest.FixtureRequest, smollm2: Compiled) -> Iterator[Loaded
         yield Loaded(llm, setting)
 
 
-@pytest.mark.parametrize("name", SHORT)
+@pytest.mark.parametrize(
+    ("loaded", "name"),
+    [
+        pytest.param(setting, name, id=f"{setting.precision}-{name}")
+        for setting in SETTINGS
+        for name in SHORT[setting.precision]
+    ],
+    indirect=["loaded"],
+)
 def test_short(loaded: Loaded, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     check(loaded, prompts(MODEL)[name], STEPS, capsys, say=False)
 
