@@ -24,4 +24,4 @@ export HORNITO_TEST_SMOLLM2
 export HORNITO_REQUIRE_DEVICE=1
 
 say "Tests"
-exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"
+exec .venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder "$@"

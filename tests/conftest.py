@@ -16,6 +16,19 @@ BEGAN = time.monotonic()
 BUDGET_SECONDS = 600
 """What a run of all tests that are not slow should take on a software device."""
 
+LONGEST = (
+    "ops/test_quants.py",
+    "ops/test_attention.py",
+    "ops/test_digits.py",
+    "ops/test_linear.py",
+    "runtime/test_compare.py",
+    "e2e/test_smollm2_golden.py",
+    "e2e/test_families.py",
+    "vk/test_other_mesa.py",
+    "cli/test_cli_documents.py",
+)
+"""Files that come first: a worker that began one of them last would work on alone."""
+
 
 def validation_layer_installed() -> bool:
     """Whether the loader would find the Khronos validation layer."""
@@ -85,6 +98,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+    places = {ROOT / "tests" / file: place for place, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if not gpu_items:
         return
