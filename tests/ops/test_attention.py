@@ -39,11 +39,11 @@ SHAPES = (
 # Each takes LLVM seconds to compile for flash: every head size once, every group once.
 CHUNK_SHAPES = (
     (8, 2, 8),
-    (16, 1, 2),
+    pytest.param((16, 1, 2), marks=pytest.mark.slow),
     (64, 1, 7),
     (80, 1, 2),
-    (96, 1, 3),
-    (128, 2, 2),
+    pytest.param((96, 1, 3), marks=pytest.mark.slow),
+    pytest.param((128, 2, 2), marks=pytest.mark.slow),
     (256, 1, 1),
 )
 
@@ -189,7 +189,7 @@ def test_batch_of_both_cache_types(bench: Bench, half: bool) -> None:
     check_batch(bench, (64, 1, 3), half=half, inactive=(2, 5))
 
 
-@pytest.mark.parametrize("window", (1, 8, 64, 100))
+@pytest.mark.parametrize("window", (pytest.param(1, marks=pytest.mark.slow), 8, 64, 100))
 def test_batch_with_a_window(bench: Bench, window: int) -> None:
     """Positions around block borders, in and far beyond the window."""
     lengths = (1, 2, 8, 9, 63, 64, 65, 100, 101, 128, 129, 164, 165)
@@ -236,8 +236,15 @@ def test_a_row_does_not_depend_on_the_other_rows(bench: Bench) -> None:
         assert np.array_equal(run([r], seed=99)[0], together[r])
 
 
-@pytest.mark.parametrize("half", (False, True))
-@pytest.mark.parametrize("shape", ((8, 1, 2), (64, 1, 3)))
+@pytest.mark.parametrize(
+    ("shape", "half"),
+    (
+        ((8, 1, 2), False),
+        ((64, 1, 3), True),
+        pytest.param((8, 1, 2), True, marks=pytest.mark.slow),
+        pytest.param((64, 1, 3), False, marks=pytest.mark.slow),
+    ),
+)
 def test_splits_of_several_blocks(bench: Bench, shape: tuple[int, int, int], half: bool) -> None:
     """More blocks than splits: each split walks three, the last one fewer. Subgroups join every
     number of query heads that a workgroup may have."""

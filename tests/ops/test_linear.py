@@ -275,7 +275,7 @@ def test_gated_with_huge_gates(bench: Bench, device: str) -> None:
         assert_close(bench.run(call).value("y"), np.array([[1e4], [0.0]]), 1e-2)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", (pytest.param("fp32", marks=pytest.mark.slow), "fp16"))
 def test_large_tiles(bench: Bench, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """GEMM in tiles of 64 rows, which otherwise only large grids take."""
     monkeypatch.setattr(linear, "LARGE_TILE_GROUPS", 1)
@@ -286,8 +286,14 @@ def test_large_tiles(bench: Bench, dtype: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", (*DTYPES, "int8", "int4m"))
-@pytest.mark.parametrize("gated", (False, True))
+@pytest.mark.parametrize(
+    ("dtype", "gated"),
+    [
+        pytest.param(dtype, gated, marks=() if gated == (i % 2 == 1) else pytest.mark.slow)
+        for i, dtype in enumerate((*DTYPES, "int8", "int4m"))
+        for gated in (False, True)
+    ],
+)
 def test_norm_first(bench: Bench, device: str, dtype: str, gated: bool) -> None:
     """A norm before the product, in the same launch for few rows on GPUs, in its own elsewhere."""
     k, n = 96, 37
