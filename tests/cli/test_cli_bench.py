@@ -9,6 +9,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import pytest
 
 import hornito
 from gguf_samples import HF
+from hornito import loading
 from hornito.cli.main import main
 from hornito.diag import bench as bench_module
 from hornito.diag.bench import Test, step_weight_bytes
@@ -25,6 +27,7 @@ from hornito.diag.profile import REPEATS, profile
 from hornito.diag.random_model import write_random_model
 from hornito.diag.starts import measure_starts
 from hornito.errors import FormatError, HornitoError, UsageError
+from hornito.runtime import settle
 from hornito.runtime.engine import Engine
 from hornito.vk import timing
 from hornito.vk.record import Recorder
@@ -225,6 +228,34 @@ def test_what_can_not_be_measured_is_refused_before_a_model_is_loaded(
 ) -> None:
     assert main(["bench", "no/such.vxm", *given]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ("bench", "profile"))
+def test_kernels_are_proved_before_they_are_timed(
+    package: str,
+    verb: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kernel that the load had no time for is not used until then: its twin would be timed."""
+    done = []
+
+    def prove(llm: hornito.LLM) -> str:
+        assert llm.engine.trust.waiting
+        done.append("proved")
+        return "all proved"
+
+    def measure(*arguments: object, **keywords: object) -> None:
+        done.append("measured")
+        raise UsageError("enough")
+
+    monkeypatch.setattr(settle, "exempt", lambda caps: False)
+    monkeypatch.setattr(loading, "KernelPolicy", partial(settle.KernelPolicy, budget_s=0.0))
+    monkeypatch.setattr(hornito.LLM, "prove", prove)
+    monkeypatch.setattr(f"hornito.diag.{verb}.{verb}", measure)
+    assert main([verb, package, "--context", "256"]) == 2
+    assert done == ["proved", "measured"]
+    assert "had no time for\nhornito: all proved\n" in capsys.readouterr().err
 
 
 def test_profile_covers_every_dispatch(

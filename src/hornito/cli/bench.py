@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from hornito.cli.model import add_model, load_model
+from hornito.cli.model import add_model, load_model, prove_kernels
 from hornito.cli.options import add_option, one_of, positive_int, whole_numbers
 from hornito.cli.output import note, print_json
 from hornito.errors import UsageError
@@ -88,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     began = time.perf_counter()
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         loaded = time.perf_counter() - began
+        prove_kernels(llm, progress)
         if arguments.steps:
             llm.steps_per_submission = arguments.steps
         tests = _tests(arguments, llm)

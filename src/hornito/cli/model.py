@@ -15,6 +15,7 @@ from hornito.cli.options import (
     positive_int,
     positive_number,
 )
+from hornito.cli.output import note
 from hornito.errors import UsageError
 from hornito.precision import KV_TYPES, PRECISIONS
 from hornito.progress import Progress
@@ -106,6 +107,16 @@ def check_tensor_precision(arguments: argparse.Namespace) -> None:
             f"{arguments.model} is a model of tensors, whose values are fp32 between ops: "
             "--precision low is for decoders"
         )
+
+
+def prove_kernels(llm: LLM, progress: Progress) -> None:
+    """Test the kernels that the load had no time for, which would not be used and so not be timed,
+    and say what came of it; nothing where the load did all."""
+    if llm.engine.trust.complete:
+        return
+    progress.finish()
+    note("testing the kernels that loading had no time for")
+    note(llm.prove())
 
 
 def load_model(

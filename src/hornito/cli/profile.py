@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from hornito.cli.model import add_model, load_model
+from hornito.cli.model import add_model, load_model, prove_kernels
 from hornito.cli.options import add_json, add_option, positive_int
 from hornito.cli.output import print_json, print_table
 from hornito.progress import TerminalProgress
@@ -25,6 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with TerminalProgress() as progress, load_model(arguments, progress) as llm:
         progress.finish()
+        prove_kernels(llm, progress)
         found = profile(llm, arguments.depth or min(512, llm.context - 1), progress)
         progress.start("measuring copies", 1)
         bandwidth = copy_bandwidth(llm.engine.device)
