@@ -262,7 +262,7 @@ def _prefix_messages(prefix: Snapshot | None) -> list[dict[str, str]]:
     prefix.check()
     if not prefix.messages:
         raise UsageError(
-            "this prefix was made from plain text; a chat needs one of messages (`hornito cache "
-            "save MODEL FILE --system-file FILE`, LLM.prefill_chat)"
+            "this prefix was made from plain text, or of calls of functions; a chat needs one of "
+            "messages (`hornito cache save MODEL FILE --system-file FILE`, LLM.prefill_chat)"
         )
     return [dict(message) for message in prefix.messages]

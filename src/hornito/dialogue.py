@@ -176,7 +176,7 @@ class Dialogue:
 
 def read_conversation(path: Path) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
     """The messages of a saved conversation or of a JSON list, and what else the file has."""
-    from hornito.text.template import checked_messages
+    from hornito.text.template import checked_messages, text_messages
 
     more: Mapping[str, Any] = {}
     try:
@@ -197,10 +197,9 @@ def read_conversation(path: Path) -> tuple[list[dict[str, str]], Mapping[str, An
     if not isinstance(data, list):
         raise FormatError(f"{path} holds no list of messages")
     try:
-        found = checked_messages(data) if data else []
+        messages = text_messages(checked_messages(data)) if data else []
     except UsageError as error:
         raise FormatError(f"{path}: {error}") from error
-    messages = [{"role": message["role"], "content": message["content"]} for message in found]
     return messages, more
 
 

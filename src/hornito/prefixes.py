@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hornito.errors import UsageError
@@ -36,10 +37,9 @@ def prefix_of_chat(llm: LLM, messages: Sequence[Mapping[str, Any]]) -> Snapshot:
         UsageError: there is no template, they are no messages or it refuses them, or nothing is in
             common.
     """
-    from hornito.text.template import checked_messages
+    from hornito.text.template import checked_messages, text_messages
 
-    checked = checked_messages(messages)
-    given = [{key: message[key] for key in ("role", "content")} for message in checked]
+    given = checked_messages(messages)
     first, second = (
         llm.chat_ids([*given, {"role": "user", "content": text}]) for text in ("a", "1")
     )
@@ -47,5 +47,6 @@ def prefix_of_chat(llm: LLM, messages: Sequence[Mapping[str, Any]]) -> Snapshot:
     if not shared:
         raise UsageError("the chat template puts the newest message first: nothing is shared")
     snapshot = llm.prefill(first[:shared])
-    snapshot.messages = tuple(given)
+    with suppress(UsageError):  # prompts of calls start from it, a conversation can't go on with it
+        snapshot.messages = tuple(text_messages(given))
     return snapshot

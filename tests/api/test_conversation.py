@@ -243,6 +243,7 @@ def test_a_plain_list_of_messages_loads(chat: Conversation, tmp_path: Path) -> N
         ('[{"role": "user"}]', "messages\\[0\\]"),
         ('[{"role": "owner", "content": "x"}]', "messages\\[0\\].role must be one of"),
         ('[{"role": "user", "content": 3}]', "messages\\[0\\]"),
+        ('[{"role": "tool", "content": "rain"}]', "messages\\[0\\] is of a call of functions"),
         ("[" * 100000, "no saved conversation"),
     ],
 )

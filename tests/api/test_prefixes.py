@@ -166,6 +166,18 @@ def test_without_prefill_memory(text_model: Path, private_cache: Path) -> None:
                 assert [t for piece in pieces for t in piece.token_ids] == list(want)
 
 
+def test_calls_of_functions_in_a_prefix(llm: LLM) -> None:
+    """Prompts that begin with a call start from it; a conversation of text can't go on with it."""
+    call = {"id": "a", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+    turns = [USER, {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "content": "rain"}]
+    with llm.prefill_chat(turns) as prefix:
+        ids = llm.chat_ids([*turns, {"role": "user", "content": "so?"}])
+        assert prefix.ids == ids[: prefix.position]
+        assert '"weather"' in llm.tokenizer.decode(prefix.ids)
+        with pytest.raises(UsageError, match="calls of functions"):
+            Conversation(llm, prefix=prefix)
+
+
 @pytest.mark.parametrize("wrong", (None, "hello", [5], [{"role": "user"}]))
 def test_a_beginning_of_what_are_no_messages(llm: LLM, wrong: Any) -> None:
     with pytest.raises(UsageError, match="messages"):

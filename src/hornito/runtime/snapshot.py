@@ -31,7 +31,8 @@ class Snapshot:
         pending: the next token, when it was known.
         vectors: the positions that were given as embeddings.
         sampler: what drew the pending token; None for the most likely one.
-        messages: the conversation that the tokens are the beginning of, when they came from one.
+        messages: the conversation that the tokens are the beginning of, when they came from one of
+            text alone.
         generation: the engine's when it was made; of an earlier one, the blocks are lost.
     """
 

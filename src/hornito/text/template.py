@@ -155,6 +155,20 @@ def _part(where: str, part: object) -> str:
     return text
 
 
+def text_messages(checked: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """The role and the text of each message, which is all that a conversation keeps.
+
+    Raises:
+        UsageError: one calls functions or holds what a function gave.
+    """
+    for i, message in enumerate(checked):
+        if message.get("tool_calls") or message["role"] == "tool":
+            raise UsageError(
+                f"messages[{i}] is of a call of functions; a conversation can go on with text only"
+            )
+    return [{"role": message["role"], "content": message["content"]} for message in checked]
+
+
 class ChatTemplate:
     """A compiled chat template.
 
