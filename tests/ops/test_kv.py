@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from hornito.graph.reference import ReferenceState
+from hornito.ops import digits
 from hornito.ops.base import Array
 from hornito.ops.variants import Choices
 from ops import cases
@@ -488,3 +489,35 @@ def test_every_qkv_append_variant(bench: Bench, half: bool) -> None:
         changed = (outcome.blocks.data != pool.data) & ~np.isnan(outcome.blocks.data)
         assert int(changed.sum()) == 2 * kv_heads * head_dim
         check_qkv_row(call, outcome, pool, 0)
+
+
+@pytest.mark.parametrize("half", (False, True))
+def test_a_dead_row_has_no_block(
+    bench: Bench, half: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its position and slot are nonsense: nothing is looked up there, and nothing stored."""
+    if not bench.device.caps.has_dot_product:
+        pytest.skip(f"{bench.device.info.name} has no integer dot products")
+    monkeypatch.setattr(digits, "DIGIT_WEIGHTS", 0)
+    rng = np.random.default_rng(9)
+    heads, kv_heads, head_dim, k = 2, 1, 16, 64
+    pool = KvPool(kv_heads, head_dim, half=half, slots=2, table_blocks=2)
+    rows = rows_of((), bucket=1)
+    rows[0, 2] = 0x08000000  # 2 GiB behind the block table
+    call = Call(
+        graph=cases.qkv_append(heads, kv_heads, head_dim, 8, k, "int8", scale=1.0, bias=True),
+        rows=rows,
+        weights={
+            "w": rng.standard_normal(((heads + 2 * kv_heads) * head_dim, k)).astype(np.float32),
+            "b": rng.standard_normal((heads + 2 * kv_heads) * head_dim).astype(np.float32),
+            "inv_freq": cases.frequencies(8),
+        },
+        kv=pool,
+        kind="batch",
+        device="dot_gpu",
+    )
+    outcome = bench.run(call)
+    assert outcome.kernels == [f"linear/digits_append.{'kv16' if half else 'kv32'}"]
+    assert np.isnan(outcome.value("y")).all()
+    assert outcome.blocks is not None
+    assert not ((outcome.blocks.data != pool.data) & ~np.isnan(outcome.blocks.data)).any()

@@ -20,7 +20,7 @@
 // Of the row, brought while sums are made.
 shared uint position;
 shared uvec2 block;
-shared uint live;  // or 0
+shared uint live;  // 1, or 0: then the others are nothing
 
 uvec2 group_rows(uint group) { return pair_rows(group); }
 
@@ -36,9 +36,9 @@ void tile_end(uint tile, uint at) {
 void main() {
   if (thread() == THREADS - 1u) {  // whose part of x is the smallest
     Row row = load_row(p.rows, 0u);
-    position = row.position;
-    block = uvec2(row_block(row));
     live = uint(row.live);
+    position = row.position;
+    if (row.live) block = uvec2(row_block(row));  // what is not live may point anywhere
   }
   run_tiles(p.x, p.norm, matrix(), (all_pairs() + GROUPS - 1u) / GROUPS, p.eps);
 }
