@@ -84,7 +84,7 @@ class Module:
     spec_ids: set[int] = field(default_factory=set)
     float_widths: set[int] = field(default_factory=set)
     push: list[Member] = field(default_factory=list)
-    shared_bytes: int = 0
+    shared_bytes: int = 0  # where each variable begins at a multiple of 16
     spec_sized_arrays: bool = False
     spec_arithmetic: bool = False
 
@@ -117,7 +117,7 @@ class _Reader:
         for pointer, storage in self.variables:
             target = self.types[pointer][2]
             if storage == _WORKGROUP:
-                self.module.shared_bytes += self._size(target)
+                self.module.shared_bytes += -(-self._size(target) // 16) * 16
             elif storage == _PUSH_CONSTANT:
                 self.module.push = self._members(target)
         return self.module

@@ -43,6 +43,9 @@ MOST_SPLITS = 8
 SHARED = 32768
 """Bytes of shared memory that a workgroup takes at most."""
 
+SHARED_MORE = 80
+"""Of them, those of each kernel's own few words, and of padding: variables begin at 16 bytes."""
+
 
 @dataclass(frozen=True, slots=True)
 class DigitGeometry:
@@ -70,7 +73,7 @@ class DigitGeometry:
         """Bytes of shared memory (digits.glsl)."""
         of_x = self.part(args.k) * (32 * self.digits + 8)
         outliers = 4 * weight_format(args.dtype).outliers + 4
-        return of_x + outliers + THREADS + 16 * (THREADS // self.lanes) + 16
+        return of_x + outliers + THREADS + 16 * (THREADS // self.lanes) + SHARED_MORE
 
     def fits(self, args: LinearArgs) -> bool:
         """Whether the kernels take the product in this way."""
