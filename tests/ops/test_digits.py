@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hornito.ops import digits
-from hornito.ops.base import Array
+from hornito.ops.base import Array, Tail
 from hornito.ops.digits import DigitGeometry
 from hornito.ops.variants import Choices
 from hornito.quant.formats import weight_format
@@ -145,6 +145,33 @@ def test_long_rows_are_split(
         outcome = bench.run(replace(call, choices=choices), repeats=2)
         assert outcome.kernels == [kernel] and outcome.dispatches[0].groups[2] == splits
         assert_close(outcome.value("y"), expected, 2e-5 * (1 + np.abs(expected)))
+
+
+def test_tiles_of_a_head_are_split_whatever_their_size(bench: Bench) -> None:
+    """A last tile with fewer ids than the others, all in parts of K."""
+    rng = np.random.default_rng(11)
+    fmt, ids, k = weight_format("int4"), 1024 + 76, 4128
+    stored = stored_matrix(rng, fmt, ids, k)
+    x = rng.standard_normal(k).astype(np.float32)
+    logits = unpack(fmt, stored, (ids, k)).astype(np.float64) @ x.astype(np.float64)
+    call = Call(
+        graph=cases.head(ids, k, "int4"),
+        rows=rows_of([0]),
+        inputs={"x": x[None]},
+        weights={"table": stored},
+        selection=[0],
+        selected=1,
+        kind="batch",
+        device="dot_gpu",
+        tail=Tail("logprob", 1024),
+        next_ids=[ids - 1],
+    )
+    outcome = bench.run(call, repeats=2)
+    products = [d for d in outcome.dispatches if d.kernel == "linear/digits.default"]
+    assert [d.groups[2] for d in products] == [3, 3]
+    exact = logits[-1] - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+    found = outcome.given_logprob[0]
+    assert abs(found - exact) < 1e-4 * (1 + abs(exact))
 
 
 def test_activations_of_all_sizes(bench: Bench) -> None:

@@ -198,7 +198,7 @@ def emit_linear(node: Node, low: Lowering, args: LinearArgs) -> None:
         _emit(node, low, args, chosen, spec)
         return
     padded = chosen.groups[1] * tile_of(chosen.kernel).rows
-    sums = low.scratch(node, "sums", splits * padded * args.products * 4)
+    sums = _sums(node, low, splits * padded * args.products)
     parts = replace(args, result=sums, bias=None, residual=None)
     _emit(node, low, parts, chosen, spec)
     emit_join(node, low, replace(args, x=sums), splits, padded)
@@ -212,6 +212,11 @@ def emit_join(node: Node, low: Lowering, args: LinearArgs, splits: int, padded: 
         (ceil_div(args.products, JOIN_WIDTH), args.rows, 1),
     )
     _emit(node, low, replace(args, k=padded, weight=args.x), join, join.spec)
+
+
+def _sums(node: Node, low: Lowering, count: int) -> Operand:
+    """Room for so many raw sums of parts of K: a head's last tile may have fewer than the others."""
+    return low.scratch(node, f"{count} sums", count * 4)
 
 
 def _takes_norm(args: LinearArgs, chosen: Variant) -> bool:
@@ -245,7 +250,7 @@ def _emit(
     if takes_digits(chosen):
         push = DIGITS_PUSH
         if chosen.groups[2] > 1:
-            sums = low.scratch(node, "sums", chosen.groups[2] * 2 * ceil_div(args.products, 2) * 4)
+            sums = _sums(node, low, chosen.groups[2] * 2 * ceil_div(args.products, 2))
             joined = (sums, low.counters)
         values = (*(joined or (args.x, args.x)), *values)
     low.emit(
