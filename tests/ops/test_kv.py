@@ -492,9 +492,7 @@ def test_every_qkv_append_variant(bench: Bench, half: bool) -> None:
 
 
 @pytest.mark.parametrize("half", (False, True))
-def test_a_dead_row_has_no_block(
-    bench: Bench, half: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dead_row_has_no_block(bench: Bench, half: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its position and slot are nonsense: nothing is looked up there, and nothing stored."""
     if not bench.device.caps.has_dot_product:
         pytest.skip(f"{bench.device.info.name} has no integer dot products")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 THREADS = 256
 
 EXACT, HALF = 3, 2
-"""Bytes of a column of x: three keep it as fp32 would, two to 2^-15 of the greatest of 32 columns,
+"""Bytes of a column of x: three keep it as fp32 would, two to 2^-16 of the greatest of 32 columns,
 which is more than fp16 has, and are a third faster (7B)."""
 
 LEAST_LANES = 4

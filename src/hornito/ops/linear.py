@@ -215,7 +215,7 @@ def emit_join(node: Node, low: Lowering, args: LinearArgs, splits: int, padded: 
 
 
 def _sums(node: Node, low: Lowering, count: int) -> Operand:
-    """Room for so many raw sums of parts of K: a head's last tile may have fewer than the others."""
+    """Room for so many raw sums of parts of K; a head's last tile may have fewer than others."""
     return low.scratch(node, f"{count} sums", count * 4)
 
 

@@ -1,7 +1,7 @@
 // The sums of kernels for few rows on GPUs: LANES threads share OUTS weight rows and stride through
 // their weights, so that a row of x is loaded once for all of them; the threads' sums join in a fixed
-// order, by shuffles and then over subgroups. With NORM, x is taken times the norm's weight, and the squares of x are summed on the way: the
-// norm's factor comes out with the sums.
+// order, by shuffles and then over subgroups. With NORM, x is taken times the norm's weight, and the
+// squares of x are summed on the way: the norm's factor comes out with the sums.
 #ifndef HORNITO_GEMV
 #define HORNITO_GEMV
 

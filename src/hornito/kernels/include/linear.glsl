@@ -1,5 +1,6 @@
 // What every linear kernel shares: the push block, and what is done with a finished sum. Outputs are n
-// rows of the matrix from `first` on; `rows` counts all of them. `norm` and `eps` are of a norm that comes first, if any.
+// rows of the matrix from `first` on; `rows` counts all of them. `norm` and `eps` are of a norm that comes
+// first, if any.
 // out[r, n] = softcap(activation(sum_k x[r, k] * w[n, k] (+ bias[n])) (+ residual[r, n])); with
 // GATED, the rows of w and bias are gate and up in turn, and out[r, n] = activation(gate) * up.
 // Activation 15 is none; SOFTCAP 0 is none, else a value v becomes SOFTCAP * tanh(v / SOFTCAP).

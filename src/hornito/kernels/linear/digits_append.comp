@@ -8,7 +8,7 @@
 // covers all heads' pairs, with any number of workgroups).
 // Push: see append.glsl.
 // Specialisation: 0 BIAS, 5 LANES (a power of two, 4 to 32), 7 FORMAT (int8, int4, int4m), 8 GROUP,
-// 9 OUTLIERS, 10 NORM, 13 CHUNKS, 14 DIGITS (2 or 3).
+// 9 OUTLIERS, 10 NORM, 12 SPLITS (1), 13 CHUNKS, 14 DIGITS (2 or 3).
 // Requires: integer dot products, full subgroups of at least LANES, subgroup shuffle operations.
 #version 450
 #extension GL_GOOGLE_include_directive : require
