@@ -132,6 +132,17 @@ def test_d11_kernels_that_count_on_subgroups_ask_for_full_ones(device: str) -> N
                 assert module.local_size[0] % size == 0
 
 
+@pytest.mark.parametrize("device", ("gpu", "dot_gpu", "matrix_gpu"))
+def test_d11_no_such_kernel_without_full_subgroups(device: str) -> None:
+    """Those that a driver fills as it likes have no threads in a row."""
+    partly = replace(CAPS, has_full_subgroups=False)
+    for call in calls("gpu"):
+        caps = replace(device_class(partly, device), has_full_subgroups=False)
+        for site in sites(replace(call, device=device), CAPS):
+            for variant in site.admitted:
+                assert variant.admitted(caps) is not variant.full_subgroups, variant.name
+
+
 def test_requirements() -> None:
     assert meets(CAPS, "shuffle") and meets(CAPS, "subgroup>=32")
     assert not meets(CAPS, "subgroup>=64") and not meets(CAPS, "coopmat_16")

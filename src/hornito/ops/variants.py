@@ -85,9 +85,11 @@ class Variant:
         return f"{self.kernel}[{spec}]" if spec else self.kernel
 
     def admitted(self, caps: Caps) -> bool:
-        """Whether a device offers all that it requires, and a grid of its size."""
+        """Whether a device offers all that it requires, full subgroups where it counts on them, and
+        a grid of its size."""
         fits = all(n <= most for n, most in zip(self.groups, caps.max_workgroup_count, strict=True))
-        return (fits or self.plain) and all(meets(caps, word) for word in self.requires)
+        full = caps.has_full_subgroups or not self.full_subgroups
+        return (fits or self.plain) and full and all(meets(caps, word) for word in self.requires)
 
 
 @dataclass(frozen=True, slots=True)

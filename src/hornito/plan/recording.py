@@ -68,14 +68,13 @@ class Pipelines:
         """The pipeline of a dispatch, made when first asked for."""
         key = dispatch.pipeline_key
         if key not in self._made:
-            caps = self._device.caps
             with self.trying(pipeline_mark(dispatch)):
                 self._made[key] = self._device.pipeline(
                     load_spirv(dispatch.kernel),
                     name=dispatch.kernel,
                     spec=dict(dispatch.spec),
                     push_size=dispatch.push.size,
-                    full_subgroups=dispatch.full_subgroups and caps.has_full_subgroups,
+                    full_subgroups=dispatch.full_subgroups,
                 )
         return self._made[key]
 
