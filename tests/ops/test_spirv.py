@@ -46,7 +46,7 @@ SHARED_LIMIT, MATRIX_SHARED_LIMIT = 16 * 1024, 48 * 1024
 
 
 def small_caps() -> Caps:
-    """A device with the least that Vulkan guarantees, and subgroups of 8."""
+    """A device with the least that Vulkan guarantees, and full subgroups of 8."""
     operations = (
         api.VK_SUBGROUP_FEATURE_BASIC_BIT
         | api.VK_SUBGROUP_FEATURE_BALLOT_BIT
@@ -56,6 +56,7 @@ def small_caps() -> Caps:
         {
             "deviceType": api.VK_PHYSICAL_DEVICE_TYPE_CPU,
             "subgroupSize": 8,
+            "computeFullSubgroups": 1,
             "subgroupSupportedStages": api.VK_SHADER_STAGE_COMPUTE_BIT,
             "subgroupSupportedOperations": operations,
         }
