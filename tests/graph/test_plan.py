@@ -61,8 +61,8 @@ def every_dispatch(plan: Plan) -> Iterator[Dispatch]:
 
 def test_dispatches_per_layer() -> None:
     """Norm, QKV, RoPE and append; attention; output; norm, gate and up; down. Without shuffles
-    norms, append and the join of attention's parts are apart."""
-    assert build_plan(fused(), GPU, options()).dispatches_per_layer() == 9
+    the parts of attention are joined apart."""
+    assert build_plan(fused(), GPU, options()).dispatches_per_layer() == 6
     shuffling = replace(
         GPU,
         subgroup_size=32,

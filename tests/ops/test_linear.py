@@ -332,8 +332,20 @@ def test_every_gemv_geometry(bench: Bench, lanes: int, outs: int) -> None:
             assert kernel.startswith("linear/gemv.")
 
 
-@pytest.mark.parametrize(("dtype", "gated"), (("int8", False), ("int4o24", True)))
-def test_groups_of_eight_weight_rows(bench: Bench, dtype: str, gated: bool) -> None:
+def test_sums_join_in_shared_memory_without_shuffles(bench: Bench) -> None:
+    geometries = (Geometry(8, 4), Geometry(128, 1), Geometry(64, 2))
+    for geometry, live, dtype in zip(geometries, (3, 1, 4), ("fp16", "fp32", "int8"), strict=True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gemv, "gemv_geometry", lambda *_, taken=geometry: taken)
+            (kernel,) = check_linear(bench, live, 37, 160, dtype, "bare_gpu")
+            assert kernel.startswith("linear/gemv.tree_")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gated", "device"),
+    (("int8", False, "gpu"), ("int4o24", True, "gpu"), ("int4o24", True, "bare_gpu")),
+)
+def test_groups_of_eight_weight_rows(bench: Bench, dtype: str, gated: bool, device: str) -> None:
     n, k = 21, 2304
     rng = np.random.default_rng(k)
     make = cases.gated_linear if gated else cases.linear
@@ -345,14 +357,15 @@ def test_groups_of_eight_weight_rows(bench: Bench, dtype: str, gated: bool) -> N
             "w": rng.standard_normal((2 * n if gated else n, k)).astype(np.float32) / 40,
             "norm": rng.standard_normal(k).astype(np.float32),
         },
-        device="gpu",
+        device=device,
     )
     expected = call.expected()["y"]
+    join = "tree_" if device == "bare_gpu" else ""
     for geometry in (Geometry(16, 8), Geometry(128, 8)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gemv, "gemv_geometry", lambda *_, taken=geometry: taken)
             outcome = bench.run(call)
-        assert outcome.kernels == ["linear/gemv." + ("gated_q" if gated else "q")]
+        assert outcome.kernels == [f"linear/gemv.{join}" + ("gated_q" if gated else "q")]
         assert_close(outcome.value("y"), expected, 2e-5 * (1 + np.abs(expected)))
 
 

@@ -72,7 +72,7 @@ def calls() -> Iterator[Call]:
     """Calls that, together, launch every kernel there is."""
     for dtype in ("fp32", "fp16"):
         for rows in (1, 16, 64):
-            for device in ("software", "plain", "gpu"):
+            for device in ("software", "plain", "gpu", "bare_gpu"):
                 records = rows_of(range(rows))
                 yield Call(graph=cases.linear(24, 16, dtype), rows=records, device=device)
                 yield Call(graph=cases.gated_linear(24, 16, dtype), rows=records, device=device)
@@ -112,7 +112,8 @@ def calls() -> Iterator[Call]:
             yield Call(graph=graph, rows=rows_of([0]), kv=pool)
         for stored in ("fp32", "fp16", "int8"):
             graph = cases.qkv_append(2, 1, 8, 4, 32, stored)
-            yield Call(graph=graph, rows=rows_of([0]), kv=pool, device="gpu")
+            for device in ("gpu", "bare_gpu"):
+                yield Call(graph=graph, rows=rows_of([0]), kv=pool, device=device)
         for rows in (1, 16):
             yield Call(graph=cases.attention(2, 1, 8), rows=rows_of(range(rows)), kv=pool)
         for device in ("gpu", "bare_gpu"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hornito.ops.base import Lowering, ceil_div
 from hornito.ops.digits import MOST_SPLITS, digit_variants
-from hornito.ops.variants import Variant
+from hornito.ops.variants import Variant, meets
 from hornito.quant.formats import weight_format
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ GEMV_ROWS = 4
 THREADS = 128
 
 NEEDS = ("shuffle", "subgroup>=4")
-"""What the kernels ask of a device, besides full subgroups."""
+"""What joining sums by shuffles asks of a device, besides full subgroups; elsewhere they join in
+shared memory (`tree_`)."""
 
 MANY_PRODUCTS = 8192
 """From this many weight rows on, a group takes four of them at a time."""
@@ -65,7 +66,7 @@ def gemv_variants(args: LinearArgs, low: Lowering, name: str) -> list[Variant]:
     """The usual geometry first, the others to be measured; integer dot products where they pay."""
     least = 2 if args.gated else 1
     usual = gemv_geometry(args, low.caps.max_workgroup_count[0])
-    floats = _variants(args, f"linear/gemv.{name}", usual, lambda g: g.outs >= least)
+    floats = _variants(args, low, f"linear/gemv.{name}", usual, lambda g: g.outs >= least)
     kernel = "linear/digits." + ("gated" if args.gated else "default")
     return [*digit_variants(args, low, kernel, MOST_SPLITS), *floats]
 
@@ -79,27 +80,40 @@ def qkv_variants(args: LinearArgs, low: Lowering, cache: str) -> list[Variant]:
 
     kernel = f"linear/gemv_append.{cache}_{weight_format(args.dtype).variant}"
     usual = Geometry(64, 2) if quantised(args.dtype) else Geometry(128, 4)
-    floats = _variants(args, kernel, usual, fits)
+    floats = _variants(args, low, kernel, usual, fits)
     digits = digit_variants(args, low, f"linear/digits_append.{cache}", 1)
     return [*digits, *floats]
 
 
 def _variants(
-    args: LinearArgs, kernel: str, usual: Geometry, fits: Callable[[Geometry], bool]
+    args: LinearArgs,
+    low: Lowering,
+    kernel: str,
+    usual: Geometry,
+    fits: Callable[[Geometry], bool],
 ) -> list[Variant]:
     """The usual geometry of a kernel, and as optional variants all others that fit it."""
     return [
-        Variant(
-            kernel,
-            geometry.spec(args),
-            geometry.groups(args),
-            NEEDS,
-            full_subgroups=True,
-            optional=geometry != usual,
-        )
+        _joining(low, kernel, geometry, args, geometry.groups(args), optional=geometry != usual)
         for geometry in dict.fromkeys((usual, *_geometries(args)))
         if fits(geometry)
     ]
+
+
+def _joining(
+    low: Lowering,
+    kernel: str,
+    geometry: Geometry,
+    args: LinearArgs,
+    groups: tuple[int, int, int],
+    *,
+    optional: bool,
+) -> Variant:
+    """The kernel that joins its sums in the way that the device offers."""
+    caps, spec = low.caps, geometry.spec(args)
+    if caps.has_full_subgroups and all(meets(caps, need) for need in NEEDS):
+        return Variant(kernel, spec, groups, NEEDS, full_subgroups=True, optional=optional)
+    return Variant(kernel.replace(".", ".tree_"), spec, groups, optional=optional)
 
 
 def _geometries(args: LinearArgs) -> Iterable[Geometry]:
@@ -127,17 +141,11 @@ def gemv_geometry(args: LinearArgs, most_groups: int) -> Geometry:
     return Geometry(lanes, outs)
 
 
-def batch_variant(args: LinearArgs, name: str, most_groups: int, *, optional: bool) -> Variant:
+def batch_variant(args: LinearArgs, low: Lowering, name: str, *, optional: bool) -> Variant:
     """GEMV over groups of rows, whose weights the later groups find in a cache."""
-    geometry = gemv_geometry(args, most_groups)
-    return Variant(
-        f"linear/gemv.{name}",
-        geometry.spec(args),
-        (ceil_div(args.products, geometry.rows), ceil_div(args.rows, GEMV_ROWS), 1),
-        NEEDS,
-        full_subgroups=True,
-        optional=optional,
-    )
+    geometry = gemv_geometry(args, low.caps.max_workgroup_count[0])
+    groups = (ceil_div(args.products, geometry.rows), ceil_div(args.rows, GEMV_ROWS), 1)
+    return _joining(low, f"linear/gemv.{name}", geometry, args, groups, optional=optional)
 
 
 def is_gemv(chosen: Variant) -> bool:

@@ -309,8 +309,7 @@ def linear_variants(low: Lowering, args: LinearArgs) -> list[Variant]:
         found = matrix_variants(args, name, low.half_values) if low.half_operands else []
         if args.rows <= BATCH_ROWS:
             few = low.caps.device_kind == "discrete" and ceil_div(args.n, 64) < FEW_GROUPS
-            most = low.caps.max_workgroup_count[0]
-            batch = batch_variant(args, name, most, optional=not few)
+            batch = batch_variant(args, low, name, optional=not few)
             found = [batch, *found] if args.rows <= 2 * GEMV_ROWS else [*found, batch]
         found += _gemm_variants(args, name)
     rows = min(4, power_of_two(args.rows))

@@ -1,13 +1,17 @@
 // The sums of kernels for few rows on GPUs: LANES threads share OUTS weight rows and stride through
 // their weights, so that a row of x is loaded once for all of them; the threads' sums join in a fixed
-// order, by shuffles and then over subgroups. With NORM, x is taken times the norm's weight, and the
-// squares of x are summed on the way: the norm's factor comes out with the sums.
+// order: by shuffles and then over subgroups, or with TREE in shared memory, which every device can. With
+// NORM, x is taken times the norm's weight, and the squares of x are summed on the way: the norm's factor
+// comes out with the sums.
 #ifndef HORNITO_GEMV
 #define HORNITO_GEMV
 
+#ifdef TREE
+uint thread() { return gl_LocalInvocationID.x; }
+#else
 #extension GL_KHR_shader_subgroup_shuffle : require
-
 #include "threads.glsl"
+#endif
 #include "values.glsl"
 #include "weights.glsl"
 
@@ -17,9 +21,13 @@ layout(constant_id = 5) const uint LANES = 32u;
 layout(constant_id = 11) const uint OUTS = 1u;
 layout(constant_id = 10) const uint NORM = 0u;
 
-// What subgroups of four threads at least, or groups where these are smaller, sum of one row of x and of
-// its squares: [weight row, or SQUARES][part].
+// Sums of one row of x and of its squares, [weight row, or SQUARES][part]: of subgroups of four threads at
+// least, or of groups where these are smaller; with TREE of threads.
+#ifdef TREE
+const uint PARTS = 128u;
+#else
 const uint PARTS = 32u;
+#endif
 const uint SQUARES = 8u;
 shared float parts[9u * PARTS];
 
@@ -57,6 +65,25 @@ void add_outliers(Floats x, Floats norm, uint k, uint r, uint to) {
 }
 #endif
 
+#ifdef TREE
+// Joins the threads' sums of row r of x. Every thread of the workgroup must call it.
+void join_row(uint r) {
+  if (r > 0u) barrier();  // the row before was ended
+  uint t = thread();
+  [[unroll]] for (uint o = 0u; o < OUTS; ++o) parts[o * PARTS + t] = sum[r * OUTS + o];
+  if (NORM == 1u) parts[SQUARES * PARTS + t] = square[r];
+  [[dont_unroll]] for (uint w = LANES / 2u; w > 0u; w >>= 1) {
+    barrier();
+    if (t % LANES >= w) continue;
+    [[unroll]] for (uint o = 0u; o < OUTS; ++o) parts[o * PARTS + t] += parts[o * PARTS + t + w];
+    if (NORM == 1u) parts[SQUARES * PARTS + t] += parts[SQUARES * PARTS + t + w];
+  }
+  barrier();
+}
+
+// The sum of weight row o of a group with the row that was joined, or that of its squares.
+float joined(uint group, uint o) { return parts[o * PARTS + group * LANES]; }
+#else
 // Threads whose sums join by shuffles.
 uint span() { return min(LANES, gl_SubgroupSize); }
 
@@ -86,6 +113,7 @@ float joined(uint group, uint o) {
   for (uint i = 1u; i < count; ++i) all += parts[at + i];
   return all;
 }
+#endif
 
 // The norm's factor of that row, from a group's squares.
 float norm_factor(uint group, uint k, float eps) {

@@ -7,6 +7,12 @@
 // variant: gated_f32 GATED
 // variant: gated_f16 GATED WEIGHT_F16
 // variant: gated_q GATED WEIGHT_Q
+// variant: tree_f32 TREE
+// variant: tree_f16 WEIGHT_F16 TREE
+// variant: tree_q WEIGHT_Q TREE
+// variant: tree_gated_f32 GATED TREE
+// variant: tree_gated_f16 GATED WEIGHT_F16 TREE
+// variant: tree_gated_q GATED WEIGHT_Q TREE
 //
 // Geometry: 128 threads = LANES x (128 / LANES) groups of OUTS weight rows (x); ROWS rows of x a
 // workgroup (y).
@@ -14,7 +20,7 @@
 // Specialisation: 0 BIAS, 1 RESIDUAL, 2 ACTIVATION, 3 ROWS (1 to 4), 4 WIDE (K is a multiple of 8, or
 // of 16 where weights are quantised), 5 LANES (a power of two, 8 to 128), 6 SOFTCAP, 7 FORMAT, 8 GROUP,
 // 9 OUTLIERS, 10 NORM, 11 OUTS (1, 2, 4 or 8; even with GATED; LANES at most; 8 where ROWS is 1).
-// Requires: full subgroups of at least 4, subgroup shuffle operations.
+// Requires: full subgroups of at least 4, subgroup shuffle operations; with TREE nothing.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require

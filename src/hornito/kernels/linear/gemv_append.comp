@@ -8,13 +8,19 @@
 // variant: kv16_f32 KV_F16
 // variant: kv16_f16 KV_F16 WEIGHT_F16
 // variant: kv16_q KV_F16 WEIGHT_Q
+// variant: tree_kv32_f32 TREE
+// variant: tree_kv32_f16 WEIGHT_F16 TREE
+// variant: tree_kv32_q WEIGHT_Q TREE
+// variant: tree_kv16_f32 KV_F16 TREE
+// variant: tree_kv16_f16 KV_F16 WEIGHT_F16 TREE
+// variant: tree_kv16_q KV_F16 WEIGHT_Q TREE
 //
 // Geometry: 128 threads = LANES x (128 / LANES) groups of OUTS / 2 pairs of dims that turn together (x
 // covers all heads' pairs); ROWS rows of x a workgroup (y).
 // Push: see append.glsl.
 // Specialisation: 0 BIAS, 3 ROWS (1 to 4), 4 WIDE, 5 LANES (a power of two, 8 to 128), 7 FORMAT, 8 GROUP,
 // 9 OUTLIERS, 10 NORM, 11 OUTS (2 where LANES is 64 at most, 4 or 8; 8 where ROWS is 1).
-// Requires: full subgroups of at least 4, subgroup shuffle operations.
+// Requires: full subgroups of at least 4, subgroup shuffle operations; with TREE nothing.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #extension GL_EXT_control_flow_attributes : require
