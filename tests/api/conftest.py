@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 
 import hornito
+from hornito import loading
 from hornito.api import LLM
+from lent import lent_devices
 from text_model import write_text_model
 from tree import own_cache
 
 
 @pytest.fixture(scope="module", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with own_cache(tmp_path_factory) as folder:
+    """A cache of the file's own, whose loads share devices, pipelines and all."""
+    with own_cache(tmp_path_factory) as folder, lent_devices(loading):
         yield folder
 
 

@@ -184,8 +184,10 @@ def test_i4_the_second_start_finds_package_and_pipelines(
     text_model: Path, fresh_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a start leaves is there for the next one, and damage to it costs only time."""
-    from hornito import compiler
+    from hornito import compiler, loading
+    from hornito.vk.device import open_device
 
+    monkeypatch.setattr(loading, "open_device", open_device)  # none that another start leaves
     made: list[Path] = []
     real = compiler.compile_source
 
