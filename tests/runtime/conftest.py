@@ -69,6 +69,23 @@ def fresh(cache: Path, kernels: None) -> Iterator[Device]:
         yield opened
 
 
+@pytest.fixture(scope="module")
+def software(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Device]:
+    """A software device that tests of a file use one after the other: `clean`."""
+    with own_cache(tmp_path_factory), open_device("software") as opened:
+        yield opened
+
+
+@pytest.fixture
+def clean(software: Device, cache: Path) -> Iterator[Device]:
+    """A software device with nothing on it, which may have made pipelines for other tests; its
+    `caps` may be changed."""
+    caps = software.caps
+    yield software
+    software.caps = caps
+    assert software.allocated_bytes == 0
+
+
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Broken:
     """`broken(kernel, text, replacement)`: compile a kernel with its source changed, and use it."""

@@ -7,7 +7,7 @@ nobody where nothing is wrong.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from gguf_samples import HF
+from hornito.diag import compare_bench
 from hornito.diag.compare import Comparison, compare
 from hornito.diag.compare_bench import Settings, Workbench
 from hornito.diag.compare_bisect import Bisection, bisect
@@ -28,12 +29,20 @@ from hornito.ops.base import Lowering
 from hornito.plan.pins import matching
 from hornito.plan.selftest import exempt
 from hornito.vk.device import open_device
+from lent import lent_devices
 from tiny import Compiled, golden
 
 DEVICE = os.environ.get("HORNITO_DEVICE")
 EXACT = Settings(precision="high", kv_half=False, context=256, device=DEVICE, steps=3)
 LLAMA = str(HF / "llama-tiny")
 PROMPT = golden("llama-tiny").prompt
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lent() -> Iterator[None]:
+    """The comparisons share devices, pipelines and all."""
+    with lent_devices(compare_bench):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -38,8 +38,8 @@ def verdicts(engine: Engine, kernel: str) -> set[str]:
     return {v.verdict for v in engine.trust.verdicts.values() if v.kernel == kernel}
 
 
-def test_every_variant_is_proved_and_the_verdict_kept(fresh: Device, compiled: Compiled) -> None:
-    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+def test_every_variant_is_proved_and_the_verdict_kept(clean: Device, compiled: Compiled) -> None:
+    with open_engine(clean, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
         trust = engine.trust
         assert trust.unproven == () and trust.dropped == {} and not trust.exempt
         assert set(trust.verdicts) == {unit.title for unit in units(engine.plan)}
@@ -49,20 +49,20 @@ def test_every_variant_is_proved_and_the_verdict_kept(fresh: Device, compiled: C
         tested = {v.kernel for v in trust.verdicts.values()}
         assert tested == {variant.kernel for variant in taken if not variant.plain}
         check_answer(engine)
-    kept = DeviceRecords.load(fresh.info)
+    kept = DeviceRecords.load(clean.info)
     assert len(kept.verdicts) == len(units(engine.plan))
 
 
 @pytest.mark.parametrize(("slots", "half_values"), [(1, False), (3, False), (1, True)])
 def test_the_kernels_of_gpus_prove_themselves(
-    fresh: Device, compiled: Compiled, slots: int, half_values: bool
+    clean: Device, compiled: Compiled, slots: int, half_values: bool
 ) -> None:
     """Those that a discrete GPU would take and that this driver can run, caches in fp16."""
-    fresh.caps = replace(fresh.caps, device_kind="discrete")
+    clean.caps = replace(clean.caps, device_kind="discrete")
     package = compiled("llama-tiny", "fp16")
     small: dict[str, Any] = {**ONE_CHUNK, "slots": slots, "kv_half": True}
     small["half_values"] = half_values
-    with open_engine(fresh, package, policy=THOROUGH, **small) as engine:
+    with open_engine(clean, package, policy=THOROUGH, **small) as engine:
         assert {v.verdict for v in engine.trust.verdicts.values()} == {GOOD}
         stems = {v.kernel.partition(".")[0] for v in engine.trust.verdicts.values()}
         assert {"linear/gemv", "attention/flash"} <= stems
@@ -70,26 +70,26 @@ def test_the_kernels_of_gpus_prove_themselves(
 
 
 def test_cached_verdicts_are_not_tested_again(
-    fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+    clean: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hornito.plan.stand import Stand
     from hornito.runtime import settle
 
     monkeypatch.setattr(settle, "exempt", lambda caps: False)
     policy = KernelPolicy(budget_s=None)
-    with open_engine(fresh, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
         first = engine.trust
 
     def refuse(*arguments: Any) -> None:
         raise AssertionError("tested again")
 
     monkeypatch.setattr(Stand, "results", refuse)
-    with open_engine(fresh, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
         assert engine.trust == first
 
 
-def test_one_shape_of_every_kernel_comes_first(fresh: Device, compiled: Compiled) -> None:
-    with open_engine(fresh, compiled("llama-tiny"), context=256) as engine:
+def test_one_shape_of_every_kernel_comes_first(clean: Device, compiled: Compiled) -> None:
+    with open_engine(clean, compiled("llama-tiny"), context=256) as engine:
         found = units(engine.plan)
         ordered = _firsts_first(found)
         kernels = {unit.kernel for unit in found}
@@ -102,10 +102,10 @@ def test_one_shape_of_every_kernel_comes_first(fresh: Device, compiled: Compiled
 
 
 def test_d1_a_wrong_variant_is_dropped(
-    fresh: Device, compiled: Compiled, broken: Broken, caplog: pytest.LogCaptureFixture
+    clean: Device, compiled: Compiled, broken: Broken, caplog: pytest.LogCaptureFixture
 ) -> None:
     broken(VARIANT, "finish(row0 + r, n, sum[r][j]);", "finish(row0 + r, n, sum[r][j] * 1.01);")
-    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
         assert WRONG in verdicts(engine, VARIANT)
         assert VARIANT in engine.trust.dropped and VARIANT in engine.trust.line
         assert VARIANT not in kernels_of(engine)
@@ -113,14 +113,14 @@ def test_d1_a_wrong_variant_is_dropped(
         check_answer(engine)
     assert any(VARIANT in message and "wrong" in message for message in caplog.messages)
     # The next load starts without it, and asks nothing again; a software device is exempt then.
-    with open_engine(fresh, compiled("llama-tiny"), **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), **ONE_CHUNK) as engine:
         assert engine.trust.exempt and VARIANT in engine.trust.dropped
         assert VARIANT not in kernels_of(engine)
         check_answer(engine)
 
 
 def test_a_variant_that_is_wrong_past_a_tile_is_dropped(
-    fresh: Device, compiled: Compiled, broken: Broken
+    clean: Device, compiled: Compiled, broken: Broken
 ) -> None:
     """Only rows of the last tile of a chunk are wrong."""
     broken(
@@ -128,13 +128,13 @@ def test_a_variant_that_is_wrong_past_a_tile_is_dropped(
         "finish(row0 + r, n, sum[r][j]);",
         "finish(row0 + r, n, row0 >= 8u ? sum[r][j] + 0.5 : sum[r][j]);",
     )
-    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
         assert WRONG in verdicts(engine, VARIANT)
         assert VARIANT not in kernels_of(engine)
 
 
 def test_d2_a_variant_with_a_wrong_band_is_dropped(
-    fresh: Device, compiled: Compiled, broken: Broken
+    clean: Device, compiled: Compiled, broken: Broken
 ) -> None:
     """Eight columns of each result are wrong, in all rows, and by a tenth."""
     broken(
@@ -142,7 +142,7 @@ def test_d2_a_variant_with_a_wrong_band_is_dropped(
         "finish(row0 + r, n, sum[r][j]);",
         "finish(row0 + r, n, n >= 24u && n < 32u ? sum[r][j] * 0.9 : sum[r][j]);",
     )
-    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
         assert WRONG in verdicts(engine, VARIANT)
         assert VARIANT not in kernels_of(engine)
         check_answer(engine)
@@ -156,7 +156,7 @@ def test_d2_a_variant_with_a_wrong_band_is_dropped(
     ],
 )
 def test_d12_a_wrong_subgroup_operation_is_noticed(
-    fresh: Device,
+    clean: Device,
     compiled: Compiled,
     broken: Broken,
     device: str,
@@ -165,16 +165,16 @@ def test_d12_a_wrong_subgroup_operation_is_noticed(
     wrong: str,
 ) -> None:
     """The driver takes another lane's value than it was asked for."""
-    fresh.caps = replace(fresh.caps, device_kind=device)
+    clean.caps = replace(clean.caps, device_kind=device)
     broken(kernel, right, wrong)
-    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
         assert verdicts(engine, kernel) & {WRONG, UNSTABLE}
         assert kernel in engine.trust.dropped and kernel not in kernels_of(engine)
         check_answer(engine)
 
 
 def test_a_variant_whose_bits_change_is_dropped(
-    fresh: Device, compiled: Compiled, broken: Broken
+    clean: Device, compiled: Compiled, broken: Broken
 ) -> None:
     """Its numbers are within rounding of the twin's, but depend on how often it ran."""
     broken(
@@ -183,7 +183,7 @@ def test_a_variant_whose_bits_change_is_dropped(
         "uint seen = load_word(p.call, 3u); store_word(p.call, 3u, seen + 1u); "
         "finish(row0 + r, n, sum[r][j] * (1.0 + 1e-7 * float(1u + (seen & 7u))));",
     )
-    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
         assert UNSTABLE in verdicts(engine, VARIANT)
         assert VARIANT not in kernels_of(engine)
         check_answer(engine)
@@ -298,13 +298,13 @@ def test_a_kernel_that_keeps_taking_the_device_with_it_is_not_used_again(
 
 
 def test_what_no_time_is_left_for_is_unproven_and_not_used(
-    cache: Path, fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+    cache: Path, clean: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hornito.runtime import settle
 
     monkeypatch.setattr(settle, "exempt", lambda caps: False)
     none = KernelPolicy(budget_s=0.0)
-    with open_engine(fresh, compiled("llama-tiny"), policy=none, **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), policy=none, **ONE_CHUNK) as engine:
         assert "no time" in engine.trust.dropped[VARIANT]
         assert VARIANT not in kernels_of(engine)
         check_answer(engine)
@@ -318,16 +318,16 @@ def test_what_no_time_is_left_for_is_unproven_and_not_used(
     shutil.rmtree(cache)
     # It was no verdict: a later load with time tests it.
     policy = KernelPolicy(budget_s=None)
-    with open_engine(fresh, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), policy=policy, **ONE_CHUNK) as engine:
         assert VARIANT in kernels_of(engine) and engine.trust.dropped == {}
 
 
 def test_without_memory_for_a_test_the_load_goes_on(
-    fresh: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
+    clean: Device, compiled: Compiled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What could not be tested for lack of memory is unproven, and not used."""
     refuse_memory(monkeypatch, "self-test")
-    with open_engine(fresh, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
+    with open_engine(clean, compiled("llama-tiny"), policy=THOROUGH, **ONE_CHUNK) as engine:
         assert engine.trust.unproven and not engine.trust.verdicts
         assert engine.trust.dropped[VARIANT] == UNPROVEN
         assert all(site.taken.plain for b in engine.plan.buckets.values() for site in b.sites)
@@ -335,29 +335,29 @@ def test_without_memory_for_a_test_the_load_goes_on(
 
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"format": 1}', '{"format": 99}', "\x00\xff"])
-def test_damaged_records_are_ignored(cache: Path, fresh: Device, damage: str) -> None:
-    kept = DeviceRecords.load(fresh.info)
+def test_damaged_records_are_ignored(cache: Path, clean: Device, damage: str) -> None:
+    kept = DeviceRecords.load(clean.info)
     kept.verdicts["key"] = Verdict("a/b.c", "shape", GOOD, "", 20, 0.0)
     kept.save()
-    assert DeviceRecords.load(fresh.info).verdicts == kept.verdicts
+    assert DeviceRecords.load(clean.info).verdicts == kept.verdicts
     assert [path.name for path in kept.path.parent.glob("kernels-*")] == [kept.path.name]
     kept.path.write_text(damage, encoding="utf-8")
-    assert DeviceRecords.load(fresh.info).verdicts == {}
+    assert DeviceRecords.load(clean.info).verdicts == {}
     kept.save()  # and replaced in one step
     assert json.loads(kept.path.read_text())["format"] == 1
 
 
-def test_records_are_of_one_driver_and_one_spirv(fresh: Device, broken: Broken) -> None:
+def test_records_are_of_one_driver_and_one_spirv(clean: Device, broken: Broken) -> None:
     good = records_module.verdict_key(VARIANT, "shape")
-    kept = DeviceRecords.load(fresh.info)
+    kept = DeviceRecords.load(clean.info)
     kept.verdicts[good] = Verdict(VARIANT, "shape", WRONG, "by a mile", 20, 9.0)
     kept.save()
-    assert DeviceRecords.load(fresh.info).dropped([VARIANT]) == {VARIANT: "wrong: by a mile"}
-    newer = replace(fresh.info, driver_version=fresh.info.driver_version + 1)
+    assert DeviceRecords.load(clean.info).dropped([VARIANT]) == {VARIANT: "wrong: by a mile"}
+    newer = replace(clean.info, driver_version=clean.info.driver_version + 1)
     assert DeviceRecords.load(newer).verdicts == {}
     broken(VARIANT, "sum[r][j] = 0.0;", "sum[r][j] = 1.0;")
     assert records_module.verdict_key(VARIANT, "shape") != good
-    assert DeviceRecords.load(fresh.info).dropped([VARIANT]) == {}
+    assert DeviceRecords.load(clean.info).dropped([VARIANT]) == {}
 
 
 def test_difference() -> None:
