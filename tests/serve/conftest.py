@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from hornito import loading
+from lent import lent_devices
 from tree import own_cache
 
 if TYPE_CHECKING:
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    with own_cache(tmp_path_factory) as folder:
+    """A cache of the file's own, whose loads share devices, pipelines and all."""
+    with own_cache(tmp_path_factory) as folder, lent_devices(loading):
         yield folder
 
 

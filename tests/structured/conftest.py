@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 import hornito
+from hornito import loading
 from hornito.api import LLM
+from lent import lent_devices
 from text_model import write_text_model
 from tree import own_cache
 
 
 @pytest.fixture(scope="module")
 def text_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The tiny model's file, and a cache of its own."""
-    with own_cache(tmp_path_factory):
+    """The tiny model's file, and a cache and devices of its own."""
+    with own_cache(tmp_path_factory), lent_devices(loading):
         yield write_text_model(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
