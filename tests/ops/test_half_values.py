@@ -150,10 +150,10 @@ def test_joined_splits(bench: Bench, n: int, gated: bool) -> None:
 def test_attention(bench: Bench, device: str, rows: int, kernel: str) -> None:
     rng = np.random.default_rng(rows)
     start = 300  # some splits
-    pool = KvPool(2, 16, half=True, table_blocks=6)
+    pool = KvPool(3, 8, half=True, table_blocks=6)
     pool.fill(0, start + rows, rng)
     call = filled(
-        cases.attention(4, 2, 16),
+        cases.attention(9, 3, 8),
         rows,
         rows=rows_of(range(start, start + rows)),
         kv=pool,
