@@ -9,6 +9,9 @@ import pytest
 
 import hornito
 from gguf_samples import HF, write_checkpoint
+from hornito import loading
+from hornito.diag import quality_models
+from lent import lent_devices
 from tiny import Compiled
 from tree import own_cache
 
@@ -27,6 +30,13 @@ MATRICES = ["token_embd.weight", "output.weight"] + [
 def private_cache(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Pipeline caches and compiled sources of these tests stay in their own folder."""
     with own_cache(tmp_path_factory):
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def lent(private_cache: None) -> Iterator[None]:
+    """The loads of a file share devices, pipelines and all."""
+    with lent_devices(loading, quality_models):
         yield
 
 
