@@ -79,7 +79,7 @@ def write_llama(
     Args:
         tensors: replace those of the same name.
     """
-    hidden, heads, kv_heads, head_dim, inner = 32, 4, 2, 8, 48
+    hidden, heads, kv_heads, head_dim, inner = 32, 9, 3, 8, 48  # llama-tiny's heads
     rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, scale: float = 0.25) -> Floats:
