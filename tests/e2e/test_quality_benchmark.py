@@ -21,17 +21,17 @@ FORMS = ("int8", "int4", "GGUF Q8_0", "GGUF Q4_0")
 def test_forms_of_a_tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights: what is expected of every rounding holds, and the files say all of it."""
     monkeypatch.setenv("HORNITO_CACHE", str(tmp_path / "cache"))
-    config = json.loads((HF / "qwen3-tiny" / "config.json").read_text())
+    config = json.loads((HF / "llama3-tiny" / "config.json").read_text())
     assert config["hidden_size"] % 32 == 0
-    model = write_text_model(tmp_path / "m.gguf", name="qwen3-tiny")
+    model = write_text_model(tmp_path / "m.gguf", name="llama3-tiny")
     command = [sys.executable, str(ROOT / "benchmarks" / "quality.py"), str(model)]
     command += [str(tmp_path / "q"), "--text", str(ROOT / "benchmarks" / "data" / "alice.txt")]
-    command += ["--tokens", "2048", "--window", "256"]
+    command += ["--tokens", "1024", "--window", "256"]
     for form in FORMS:
         command += ["--only", form]
     subprocess.run(command, check=True, capture_output=True)
     found = json.loads((tmp_path / "q.json").read_text())
-    assert found["evaluated"] == 2048 and found["scored"] == 8 * 127
+    assert found["evaluated"] == 1024 and found["scored"] == 4 * 127
     rows = {row["form"]: row for row in found["rows"]}
     assert list(rows) == list(FORMS)
     kl = {form: row["kl_mean"] for form, row in rows.items()}
