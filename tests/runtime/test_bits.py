@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,10 +108,11 @@ def test_guard_bands(
     device: Device, compiled: Compiled, name: str, disabled: tuple[str, ...], half_values: bool
 ) -> None:
     """Nothing is written outside the activations, and nothing that no one wrote is read."""
-    package = compiled(name, "fp32", disabled)
-    with open_engine(device, package, half_values=half_values) as plain:
+    package = compiled(name, "fp16" if half_values else "fp32", disabled)
+    forms: dict[str, Any] = {"half_values": half_values, "kv_half": half_values}
+    with open_engine(device, package, **forms) as plain:
         want = answer(plain, PROMPT, COUNT).bits()
-    with open_engine(device, package, guard=256, slots=2, half_values=half_values) as engine:
+    with open_engine(device, package, guard=256, slots=2, **forms) as engine:
         assert engine.check_guards() == []
         for chunk in (1, 16, 64, None):
             answer(engine, PROMPT, 3, chunk=chunk)

@@ -336,7 +336,9 @@ def test_a_nan_in_a_run_leaves_no_trace(damaged: Engine) -> None:
 def test_values_in_fp16_saturate_and_keep_a_nan(device: Device, damaged_file: Path) -> None:
     """At precision `low` what is beyond fp16 is its largest number, and a NaN is reported."""
     with (
-        open_engine(device, damaged_file, half_values=True, keep_values=True) as engine,
+        open_engine(
+            device, damaged_file, half_values=True, kv_half=True, keep_values=True
+        ) as engine,
         Session(engine) as session,
     ):
         session.prefill([5, 8])

@@ -32,6 +32,10 @@ def by_purpose(device: Device) -> dict[str, int]:
     return report
 
 
+LOW = {"half_values": True, "kv_half": True}
+"""As precision `low` stores values, whose kernels other tests compile as well."""
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("weights", ["fp32", "fp16"])
 @pytest.mark.parametrize(
@@ -41,7 +45,7 @@ def by_purpose(device: Device) -> dict[str, int]:
         {"context": 1},
         {"context": 100, "slots": 3, "kv_half": True},
         {"context": 512, "slots": 4, "guard": 256, "eos_ids": (1, 2, 3)},
-        {"context": 65, "head_tile_ids": 1024, "chunk_rows": (16,), "half_values": True},
+        {"context": 65, "head_tile_ids": 1024, "chunk_rows": (16,), **LOW},
     ],
     ids=["512", "1", "slots", "guard", "tiles"],
 )
