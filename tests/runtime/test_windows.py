@@ -64,11 +64,11 @@ def everything(engine: Engine, chunk: int | None) -> tuple[bytes, list[int], byt
 def test_freed_equals_a_full_cache(pair: tuple[str, Engine, Engine]) -> None:
     """Bit by bit over 400 positions and 60 steps; and both are what the model is."""
     name, freeing, keeping = pair
+    exact = Oracle(HF / name).logits(IDS)
     for chunk in (CHUNK, 1):
         got, want = everything(freeing, chunk), everything(keeping, chunk)
         assert got == want
         rows = np.frombuffer(got[0], np.float32).reshape(len(IDS), -1)
-        exact = Oracle(HF / name).logits(IDS)
         assert np.abs(rows - exact).max() < 1e-3
         assert differing_steps(rows, exact.astype(np.float32)) == []
     for kind in sliding(keeping):
