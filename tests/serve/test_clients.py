@@ -400,6 +400,8 @@ def test_whatever_ends_the_thread_everyone_is_told(
     text_model: Path, device: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Answers that run or wait, and calls that wait, end with an error."""
+    # An answer that ended by itself would be told nothing.
+    body: dict[str, Any] = {"model": NAME, "max_tokens": 200, "ignore_eos": True}
     with live(text_model, device=device, slots=2, pause=0.005) as server:
         scheduler, rounds = server.scheduler, server.scheduler._rounds
         usual = rounds.round
@@ -413,9 +415,7 @@ def test_whatever_ends_the_thread_everyone_is_told(
         monkeypatch.setattr(rounds, "round", end)
         with ThreadPoolExecutor(5) as clients:
             asked = [
-                clients.submit(
-                    server.post, "/v1/completions", model=NAME, prompt=[i + 3], max_tokens=200
-                )
+                clients.submit(server.post, "/v1/completions", prompt=[i + 3], **body)
                 for i in range(4)
             ]
             wait(lambda: scheduler.running == 2 and len(scheduler.queue) == 2)
