@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,11 @@ def load_tool(name: str) -> ModuleType:
 def kernel_tool() -> ModuleType:
     """tools/build_kernels.py as a module."""
     return load_tool("build_kernels")
+
+
+def without_pytest() -> dict[str, str]:
+    """The environment of a process that runs tests of its own."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 
 
 @contextmanager

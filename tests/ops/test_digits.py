@@ -33,6 +33,13 @@ def every_size(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(digits, "SPLIT_WEIGHTS", 0)
 
 
+def random_matrix(rng: np.random.Generator, name: str, n: int, k: int) -> tuple[Array, Array]:
+    """The bytes of a matrix `[n, k]`, and its numbers."""
+    fmt = weight_format(name)
+    stored = stored_matrix(rng, fmt, n, k)
+    return stored, unpack(fmt, stored, (n, k)).astype(np.float64)
+
+
 def product(
     bench: Bench,
     name: str,
@@ -71,9 +78,8 @@ def test_every_width_and_output_count(bench: Bench, name: str) -> None:
 def test_one_hot_activations_find_each_weight(bench: Bench, name: str) -> None:
     """Exactly, whatever the size of the one: its digits and the scale give it back."""
     rng = np.random.default_rng(5)
-    fmt, n, k = weight_format(name), 3, 256
-    stored = stored_matrix(rng, fmt, n, k)
-    w = unpack(fmt, stored, (n, k)).astype(np.float64)
+    n, k = 3, 256
+    stored, w = random_matrix(rng, name, n, k)
     for column in rng.choice(k, 24, replace=False):
         x = np.zeros(k, np.float32)
         x[column] = rng.choice([-1, 1]) * 2.0 ** rng.integers(-40, 40)
@@ -150,10 +156,10 @@ def test_long_rows_are_split(
 def test_tiles_of_a_head_are_split_whatever_their_size(bench: Bench) -> None:
     """A last tile with fewer ids than the others, all in parts of K."""
     rng = np.random.default_rng(11)
-    fmt, ids, k = weight_format("int4"), 1024 + 76, 4128
-    stored = stored_matrix(rng, fmt, ids, k)
+    ids, k = 1024 + 76, 4128
+    stored, w = random_matrix(rng, "int4", ids, k)
     x = rng.standard_normal(k).astype(np.float32)
-    logits = unpack(fmt, stored, (ids, k)).astype(np.float64) @ x.astype(np.float64)
+    logits = w @ x.astype(np.float64)
     call = Call(
         graph=cases.head(ids, k, "int4"),
         rows=rows_of([0]),
@@ -177,9 +183,8 @@ def test_tiles_of_a_head_are_split_whatever_their_size(bench: Bench) -> None:
 def test_activations_of_all_sizes(bench: Bench) -> None:
     """A column ten thousand times its neighbours takes no more from them than it does in fp32."""
     rng = np.random.default_rng(3)
-    fmt, n, k = weight_format("int4"), 40, 1024
-    stored = stored_matrix(rng, fmt, n, k)
-    w = unpack(fmt, stored, (n, k)).astype(np.float64)
+    n, k = 40, 1024
+    stored, w = random_matrix(rng, "int4", n, k)
     x = rng.standard_normal(k).astype(np.float32)
     x[::50] *= 1e4
     x[64:96] = 0.0
@@ -193,9 +198,8 @@ def test_activations_of_all_sizes(bench: Bench) -> None:
 def test_two_digits_where_operands_may_be_rounded(bench: Bench, name: str) -> None:
     """They keep x to 2^-16 of the greatest of 32 columns; outliers are as they are."""
     rng = np.random.default_rng(6)
-    fmt, n, k = weight_format(name), 40, 512
-    stored = stored_matrix(rng, fmt, n, k)
-    w = unpack(fmt, stored, (n, k)).astype(np.float64)
+    n, k = 40, 512
+    stored, w = random_matrix(rng, name, n, k)
     x = rng.standard_normal(k).astype(np.float32)
     x[::70] *= 100
     error = np.abs(product(bench, name, stored, x, n, half=True) - w @ x.astype(np.float64))
@@ -209,8 +213,8 @@ def test_two_digits_where_operands_may_be_rounded(bench: Bench, name: str) -> No
 @pytest.mark.parametrize("poison", (np.nan, np.inf, -np.inf))
 def test_what_is_not_finite_stays_so(bench: Bench, poison: float, half: bool) -> None:
     rng = np.random.default_rng(4)
-    fmt, n, k = weight_format("int8"), 16, 128
-    stored = stored_matrix(rng, fmt, n, k)
+    n, k = 16, 128
+    stored, _ = random_matrix(rng, "int8", n, k)
     x = rng.standard_normal(k).astype(np.float32)
     x[70] = poison
     found = product(bench, "int8", stored, x, n, half=half, allow_nan=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hornito.vk.device import list_devices
-from tree import ROOT
+from tree import ROOT, without_pytest
 
 BITS, SUBGROUP = 512, 16
 """Width of Mesa's software device, which may differ from the processor's, and what comes of it."""
@@ -47,7 +46,7 @@ def test_one_row_with_subgroups_of_sixteen(tmp_path: Path) -> None:
     if not any("llvmpipe" in device.name for device in list_devices()):
         pytest.skip("the width of another software device can't be chosen")
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        **without_pytest(),
         "LP_NATIVE_VECTOR_WIDTH": str(BITS),
         "HORNITO_DEVICE": "software",
         "HORNITO_CACHE": str(tmp_path),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hornito.vk.device import list_devices
-from tree import ROOT
+from tree import ROOT, without_pytest
 
 SCRIPT = ROOT / "scripts" / "check_stock_mesa.sh"
 OLD = "Mesa 22.3"
@@ -38,7 +38,7 @@ def test_d18_two_mesa_versions_give_the_reference_tokens() -> None:
     if not unpacked and os.environ.get("HORNITO_REQUIRE_DEVICE") != "1":
         pytest.skip(f"{SCRIPT.name} fetches the driver (or HORNITO_REQUIRE_DEVICE=1)")
     environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+        **without_pytest(),
         "TESTS": "tests/e2e/test_tiny_llama.py",
         "PYTHON": sys.executable,
     }

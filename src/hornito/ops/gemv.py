@@ -58,8 +58,8 @@ class Geometry:
         return {3: rows, 4: wide_rows(args.k, args.dtype), 5: self.lanes, OUTS: self.outs}
 
     def groups(self, args: LinearArgs) -> tuple[int, int, int]:
-        """The grid for one group of rows of x."""
-        return ceil_div(args.products, self.rows), 1, 1
+        """The grid: `GEMV_ROWS` rows of x a workgroup."""
+        return ceil_div(args.products, self.rows), ceil_div(args.rows, GEMV_ROWS), 1
 
 
 def gemv_variants(args: LinearArgs, low: Lowering, name: str) -> list[Variant]:
@@ -94,23 +94,17 @@ def _variants(
 ) -> list[Variant]:
     """The usual geometry of a kernel, and as optional variants all others that fit it."""
     return [
-        _joining(low, kernel, geometry, args, geometry.groups(args), optional=geometry != usual)
+        _variant(args, low, kernel, geometry, optional=geometry != usual)
         for geometry in dict.fromkeys((usual, *_geometries(args)))
         if fits(geometry)
     ]
 
 
-def _joining(
-    low: Lowering,
-    kernel: str,
-    geometry: Geometry,
-    args: LinearArgs,
-    groups: tuple[int, int, int],
-    *,
-    optional: bool,
+def _variant(
+    args: LinearArgs, low: Lowering, kernel: str, geometry: Geometry, *, optional: bool
 ) -> Variant:
     """The kernel that joins its sums in the way that the device offers."""
-    caps, spec = low.caps, geometry.spec(args)
+    caps, spec, groups = low.caps, geometry.spec(args), geometry.groups(args)
     if caps.has_full_subgroups and all(meets(caps, need) for need in NEEDS):
         return Variant(kernel, spec, groups, NEEDS, full_subgroups=True, optional=optional)
     return Variant(kernel.replace(".", ".tree_"), spec, groups, optional=optional)
@@ -144,8 +138,7 @@ def gemv_geometry(args: LinearArgs, most_groups: int) -> Geometry:
 def batch_variant(args: LinearArgs, low: Lowering, name: str, *, optional: bool) -> Variant:
     """GEMV over groups of rows, whose weights the later groups find in a cache."""
     geometry = gemv_geometry(args, low.caps.max_workgroup_count[0])
-    groups = (ceil_div(args.products, geometry.rows), ceil_div(args.rows, GEMV_ROWS), 1)
-    return _joining(low, f"linear/gemv.{name}", geometry, args, groups, optional=optional)
+    return _variant(args, low, f"linear/gemv.{name}", geometry, optional=optional)
 
 
 def is_gemv(chosen: Variant) -> bool:

@@ -10,14 +10,13 @@
 #extension GL_EXT_spirv_intrinsics : require
 #extension GL_KHR_shader_subgroup_shuffle : require
 
+#include "normed.glsl"
 #include "threads.glsl"
-#include "values.glsl"
 #include "weights.glsl"
 
 layout(local_size_x = 256) in;
 layout(constant_id = 5) const uint LANES = 32u;    // of a subgroup, at least 4
-layout(constant_id = 10) const uint NORM = 0u;     // with SPLITS = 1
-layout(constant_id = 12) const uint SPLITS = 1u;
+layout(constant_id = 12) const uint SPLITS = 1u;   // 1 with NORM
 layout(constant_id = 13) const uint CHUNKS = 1u;   // of 32 columns, K / 32
 layout(constant_id = 14) const uint DIGITS = 3u;
 
@@ -57,12 +56,6 @@ uvec3 split(ivec4 q) {
   return words;
 }
 
-// A column of x, times the norm's weight.
-float x_at(Floats x, Floats norm, uint column) {
-  float v = load_value(x, column);
-  return NORM == 1u ? v * load_float(norm, column) : v;
-}
-
 // The greatest of four neighbouring threads, and their sum.
 float greatest_of_four(float v) {
   v = max(v, subgroupShuffleXor(v, 1u));
@@ -76,7 +69,7 @@ float sum_of_four(float v) {
 // Brings the eight columns of unit i of `count` chunks from c0 on to shared memory; returns the sum of
 // their squares. Four threads in a row have the units of a chunk.
 float stage_unit(Floats x, Floats norm, uint c0, uint count, uint i) {
-  // A power of ten below 127 * 256 + 127, and with three digits 127 * 65536 + 127 * 256 + 127.
+  // Below what digits of 127 are, 8355711 and 32639: the quotients are rounded.
   const float MOST = DIGITS == 3u ? 8355000.0 : 32600.0;
   uint at = 2u * (4u * c0 + min(i, 4u * count - 1u));
   vec4 a = load_value4(x, at);
@@ -123,9 +116,9 @@ float stage(Floats x, Floats norm, Matrix m, uint c0, uint count, float eps) {
   [[dont_unroll]] for (uint i = t; i < units; i += THREADS) {
     own += stage_unit(x, norm, c0, count, i);
   }
-  if (t < OUTLIERS) outlier_x[t] = x_at(x, norm, column);
+  if (t < OUTLIERS) outlier_x[t] = x_at(x, norm, 0u, column);
   for (uint i = t + THREADS; i < OUTLIERS; i += THREADS) {
-    outlier_x[i] = x_at(x, norm, load_outlier_column(m, i));
+    outlier_x[i] = x_at(x, norm, 0u, load_outlier_column(m, i));
   }
   if (NORM == 1u) {
     for (uint w = gl_SubgroupSize / 2u; w > 0u; w >>= 1) own += subgroupShuffleXor(own, w);

@@ -12,14 +12,13 @@ uint thread() { return gl_LocalInvocationID.x; }
 #extension GL_KHR_shader_subgroup_shuffle : require
 #include "threads.glsl"
 #endif
-#include "values.glsl"
+#include "normed.glsl"
 #include "weights.glsl"
 
 layout(constant_id = 3) const uint ROWS = 1u;
 layout(constant_id = 4) const uint WIDE = 1u;
 layout(constant_id = 5) const uint LANES = 32u;
 layout(constant_id = 11) const uint OUTS = 1u;
-layout(constant_id = 10) const uint NORM = 0u;
 
 // Sums of one row of x and of its squares, [weight row, or SQUARES][part]: of subgroups of four threads at
 // least, or of groups where these are smaller; with TREE of threads.
@@ -52,15 +51,9 @@ void fetch_outliers(Matrix m, uint weight[8], uint i) {
   outlier_columns = load_outlier_columns2(m, i);
 }
 
-// A number of row r of x, times the norm's weight.
-float x_at(Floats x, Floats norm, uint k, uint r, uint column) {
-  float v = load_value(x, r * k + column);
-  return NORM == 1u ? v * load_float(norm, column) : v;
-}
-
 // Adds two outliers of each weight row, times row r of x, to the sums from `to` on.
 void add_outliers(Floats x, Floats norm, uint k, uint r, uint to) {
-  vec2 v = vec2(x_at(x, norm, k, r, outlier_columns.x), x_at(x, norm, k, r, outlier_columns.y));
+  vec2 v = vec2(x_at(x, norm, r * k, outlier_columns.x), x_at(x, norm, r * k, outlier_columns.y));
   [[unroll]] for (uint o = 0u; o < OUTS; ++o) sum[to + o] += dot(unpackHalf2x16(outliers[o]), v);
 }
 #endif
